@@ -18,11 +18,12 @@ var kubeRooms = []room{
 	{"kube/ports", []string{"kube/grant", "kube/v1alpha1"}, "numbers, and the protocols of rules"},
 	{"kube/caches", []string{"kube/grant", "kube/v1alpha1"}, "reads caches, and owns none"},
 	{"kube/node", []string{"api", "kube/caches", "kube/grant", "kube/ports", "kube/v1alpha1"}, "speaks to the agent by its API alone"},
+	{"kube/bench", []string{"api", "bench/measure", "bench/program", "internal/testkit", "kube/cluster", "kube/grant", "kube/kubetest", "kube/node", "kube/v1alpha1"}, "measures, and is no part of the product"},
 	{"kube/cluster", []string{"kube/caches", "kube/grant", "kube/v1alpha1"}, "checks resources, and gives nothing to a pod"},
 	{"kube/cmd/tsugiki-kube", []string{"api", "kube/cluster", "kube/grant", "kube/node", "kube/v1alpha1"}, "the command line"},
 	{"kube/deploy", nil, "tests"},
 	{"kube/e2e", nil, "tests"},
-	{"kube/kubetest", []string{"api", "internal/testkit", "kube/v1alpha1"}, "for tests: no other row may have it"},
+	{"kube/kubetest", []string{"api", "internal/testkit", "kube/v1alpha1"}, "for tests and the benchmark: no other row may have it"},
 }
 
 func TestKubeImports(t *testing.T) {

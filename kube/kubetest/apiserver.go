@@ -13,7 +13,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"testing"
 
 	"k8s.io/client-go/rest"
 	"k8s.io/client-go/tools/clientcmd"
@@ -41,26 +40,19 @@ const NodeName = "n1"
 type APIServer struct {
 	Server *Process
 	Etcd   *Process
-	t      testing.TB
+	t      testkit.TB
 	host   *testkit.Namespace
 	dir    string
 }
 
-// Serve starts an API server alone, on the host of a topology of its own.
-func Serve(t testing.TB) *APIServer {
-	t.Helper()
-	net := testkit.Build(t, testkit.Options{})
-	return StartAPIServer(t, net.Host, net.Host)
-}
-
 // StartAPIServer starts etcd and kube-apiserver at the host's address.
-func StartAPIServer(t testing.TB, host *testkit.Namespace, place Place) *APIServer {
+func StartAPIServer(t testkit.TB, host *testkit.Namespace, place Place) *APIServer {
 	t.Helper()
 	server := Program(t, "kube-apiserver")
 	need(t, "etcd")
-	a := &APIServer{t: t, host: host, dir: t.TempDir()}
+	a := &APIServer{t: t, host: host, dir: tempDir(t)}
 	if err := a.files(); err != nil {
-		t.Fatal(err)
+		t.Fatalf("%v", err)
 	}
 	const clients, peers = "http://127.0.0.1:2379", "http://127.0.0.1:2380"
 	a.Etcd = Run(t, place, "etcd", "--data-dir", a.file("etcd"), "--listen-client-urls", clients, "--advertise-client-urls", clients,
@@ -97,7 +89,7 @@ func (a *APIServer) Await() {
 	a.t.Helper()
 	testkit.Eventually(a.t, func() error {
 		if a.Server.Ended() {
-			a.t.Fatal("kube-apiserver has ended")
+			a.t.Fatalf("kube-apiserver has ended")
 		}
 		client, err := rest.HTTPClientFor(a.Config("admin"))
 		if err != nil {
@@ -146,11 +138,11 @@ func (a *APIServer) Kubeconfig(token string) string {
 	c.CurrentContext = "x"
 	f, err := os.CreateTemp(a.dir, "kubeconfig-")
 	if err != nil {
-		a.t.Fatal(err)
+		a.t.Fatalf("%v", err)
 	}
 	defer f.Close()
 	if err := clientcmd.WriteToFile(*c, f.Name()); err != nil {
-		a.t.Fatal(err)
+		a.t.Fatalf("%v", err)
 	}
 	return f.Name()
 }

@@ -4,9 +4,6 @@ import (
 	"context"
 	"testing"
 
-	authenticationv1 "k8s.io/api/authentication/v1"
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -27,8 +24,12 @@ spec: {type: IPv4, ports: 31000-31999, allowedPods: [{namespaceSelector: {matchL
 ---
 `
 
-// accounts is the namespace of our service accounts.
-const accounts = "tsugiki"
+// Serve starts an API server alone, on the host of a topology of its own.
+func Serve(t testing.TB) *APIServer {
+	t.Helper()
+	net := testkit.Build(t, testkit.Options{})
+	return StartAPIServer(t, net.Host, net.Host)
+}
 
 // Deploy makes all objects of deploy/ but the workloads, and returns a client of the administrator.
 func (a *APIServer) Deploy() client.Client {
@@ -39,29 +40,14 @@ func (a *APIServer) Deploy() client.Client {
 	return admin
 }
 
-// Token returns a token of a service account of ours. With a node, it is bound to a pod on that node,
-// as a pod of a DaemonSet has it.
+// Token is MakeToken for a test.
 func Token(t testing.TB, admin client.Client, account, node string) string {
 	t.Helper()
-	r := &authenticationv1.TokenRequest{}
-	if node != "" {
-		pod := &corev1.Pod{
-			ObjectMeta: metav1.ObjectMeta{Name: account + "-" + node, Namespace: accounts},
-			Spec: corev1.PodSpec{
-				ServiceAccountName: account, NodeName: node, AutomountServiceAccountToken: new(bool),
-				Containers: []corev1.Container{{Name: "c", Image: "i"}},
-			},
-		}
-		if err := admin.Create(context.Background(), pod); err != nil {
-			t.Fatal(err)
-		}
-		r.Spec.BoundObjectRef = &authenticationv1.BoundObjectReference{Kind: "Pod", APIVersion: "v1", Name: pod.Name, UID: pod.UID}
-	}
-	of := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: account, Namespace: accounts}}
-	if err := admin.SubResource("token").Create(context.Background(), of, r); err != nil {
+	token, err := MakeToken(t.Context(), admin, account, node)
+	if err != nil {
 		t.Fatal(err)
 	}
-	return r.Status.Token
+	return token
 }
 
 // StartManager starts a manager, and returns a function that ends it. The end of the test does, too.

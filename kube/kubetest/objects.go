@@ -8,7 +8,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"testing"
 
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -22,21 +21,21 @@ import (
 )
 
 // Client makes a client of Kubernetes' and our resources.
-func Client(t testing.TB, c *rest.Config) client.Client {
+func Client(t testkit.TB, c *rest.Config) client.Client {
 	t.Helper()
 	scheme := runtime.NewScheme()
 	if err := errors.Join(clientgoscheme.AddToScheme(scheme), v1alpha1.AddToScheme(scheme)); err != nil {
-		t.Fatal(err)
+		t.Fatalf("%v", err)
 	}
 	made, err := client.New(c, client.Options{Scheme: scheme})
 	if err != nil {
-		t.Fatal(err)
+		t.Fatalf("%v", err)
 	}
 	return made
 }
 
 // Parse reads objects of a text of YAML documents.
-func Parse(t testing.TB, text []byte) (list []*unstructured.Unstructured) {
+func Parse(t testkit.TB, text []byte) (list []*unstructured.Unstructured) {
 	t.Helper()
 	for d := yaml.NewYAMLOrJSONDecoder(bytes.NewReader(text), 4096); ; {
 		o := &unstructured.Unstructured{}
@@ -54,7 +53,7 @@ func Parse(t testing.TB, text []byte) (list []*unstructured.Unstructured) {
 }
 
 // Create makes the objects of a text.
-func Create(t testing.TB, c client.Client, text string) {
+func Create(t testkit.TB, c client.Client, text string) {
 	t.Helper()
 	for _, o := range Parse(t, []byte(text)) {
 		if err := c.Create(context.Background(), o); err != nil {
@@ -65,7 +64,7 @@ func Create(t testing.TB, c client.Client, text string) {
 
 // CreateFiles makes the objects of files of deploy/, in the order of their patterns. Kinds that are
 // among others are left out.
-func CreateFiles(t testing.TB, c client.Client, without []string, patterns ...string) {
+func CreateFiles(t testkit.TB, c client.Client, without []string, patterns ...string) {
 	t.Helper()
 	for _, p := range patterns {
 		files, err := filepath.Glob(filepath.Join(Root(t), "deploy", p))
@@ -75,7 +74,7 @@ func CreateFiles(t testing.TB, c client.Client, without []string, patterns ...st
 		for _, f := range files {
 			text, err := os.ReadFile(f)
 			if err != nil {
-				t.Fatal(err)
+				t.Fatalf("%v", err)
 			}
 			for _, o := range Parse(t, text) {
 				if slices.Contains(without, o.GetKind()) {

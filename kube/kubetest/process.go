@@ -17,7 +17,7 @@ type Place interface {
 }
 
 // Program returns the path of a program of Kubernetes. It skips the test where that is not built.
-func Program(t testing.TB, name string) string {
+func Program(t testkit.TB, name string) string {
 	t.Helper()
 	path := filepath.Join(cache(t), name)
 	if _, err := os.Stat(path); err != nil {
@@ -27,7 +27,7 @@ func Program(t testing.TB, name string) string {
 }
 
 // cache is the folder in which scripts/kube.sh leaves programs.
-func cache(t testing.TB) string {
+func cache(t testkit.TB) string {
 	t.Helper()
 	if dir := os.Getenv("TSUGIKI_KUBE_CACHE"); dir != "" {
 		return dir
@@ -36,24 +36,35 @@ func cache(t testing.TB) string {
 }
 
 // Root is the folder of the project.
-func Root(t testing.TB) string {
+func Root(t testkit.TB) string {
 	t.Helper()
 	dir, err := os.Getwd()
 	if err != nil {
-		t.Fatal(err)
+		t.Fatalf("%v", err)
 	}
 	for ; dir != "/"; dir = filepath.Dir(dir) {
 		if _, err := os.Stat(filepath.Join(dir, "tools", "kube", "go.mod")); err == nil {
 			return dir
 		}
 	}
-	t.Fatal("find the project's folder: no tools/kube/go.mod above the test")
+	t.Fatalf("find the project's folder: no tools/kube/go.mod above the test")
 	return ""
+}
+
+// tempDir makes a folder that the end of a test removes, or of a program that uses this package.
+func tempDir(t testkit.TB) string {
+	t.Helper()
+	dir, err := os.MkdirTemp("", "kubetest-")
+	if err != nil {
+		t.Fatalf("%v", err)
+	}
+	t.Cleanup(func() { os.RemoveAll(dir) })
+	return dir
 }
 
 // Process is a program that runs until it is stopped, or the test ends.
 type Process struct {
-	t     testing.TB
+	t     testkit.TB
 	place Place
 	name  string
 	args  []string
@@ -63,13 +74,14 @@ type Process struct {
 }
 
 // Run starts a program. What it says is shown if the test fails.
-func Run(t testing.TB, place Place, name string, args ...string) *Process {
+func Run(t testkit.TB, place Place, name string, args ...string) *Process {
 	t.Helper()
-	p := &Process{t: t, place: place, name: name, args: args, log: filepath.Join(t.TempDir(), filepath.Base(name)+".log")}
+	p := &Process{t: t, place: place, name: name, args: args, log: filepath.Join(tempDir(t), filepath.Base(name)+".log")}
 	t.Cleanup(func() {
 		p.Stop()
-		if text, err := os.ReadFile(p.log); err == nil && t.Failed() {
-			t.Logf("%s said:\n%s", filepath.Base(name), tail(text))
+		test, is := t.(testing.TB)
+		if text, err := os.ReadFile(p.log); err == nil && is && test.Failed() {
+			test.Logf("%s said:\n%s", filepath.Base(name), tail(text))
 		}
 	})
 	p.Start()
@@ -86,7 +98,7 @@ func (p *Process) Start() {
 	p.t.Helper()
 	log, err := os.OpenFile(p.log, os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
-		p.t.Fatal(err)
+		p.t.Fatalf("%v", err)
 	}
 	defer log.Close()
 	p.cmd = p.place.Command(context.Background(), p.name, p.args...)
@@ -100,6 +112,9 @@ func (p *Process) Start() {
 		close(ended)
 	}(p.cmd, p.ended)
 }
+
+// PID is the process's id. The process has been started, and not stopped.
+func (p *Process) PID() int { return p.cmd.Process.Pid }
 
 // Ended tells whether the process has ended by itself.
 func (p *Process) Ended() bool {
@@ -130,13 +145,13 @@ func (p *Process) end(signal syscall.Signal) {
 func (p *Process) Log() string {
 	text, err := os.ReadFile(p.log)
 	if err != nil {
-		p.t.Fatal(err)
+		p.t.Fatalf("%v", err)
 	}
 	return string(text)
 }
 
 // need skips the test where a program of the distribution is missing.
-func need(t testing.TB, names ...string) {
+func need(t testkit.TB, names ...string) {
 	t.Helper()
 	for _, name := range names {
 		if _, err := exec.LookPath(name); err != nil {

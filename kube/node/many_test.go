@@ -2,11 +2,8 @@ package node
 
 import (
 	"fmt"
-	"io"
 	"net/http"
-	"regexp"
 	"runtime"
-	"strconv"
 	"strings"
 	"sync"
 	"testing"
@@ -15,7 +12,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
-	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/tsugiki/tsugiki/api"
@@ -83,7 +79,7 @@ func TestManyPods(t *testing.T) {
 		t.Errorf("an endpoint that %d pods use, and one that none does, were deleted: %d grants were put", pods, more)
 	}
 	if after := w.lists(); after != before {
-		t.Errorf("the API server has answered %d lists of our resources meanwhile", after-before)
+		t.Errorf("the API server has answered %v lists of our resources meanwhile", after-before)
 	}
 	runtime.GC()
 	var m runtime.MemStats
@@ -91,37 +87,53 @@ func TestManyPods(t *testing.T) {
 	t.Logf("one policy changed: all grants put after %v; heap of the node and this test %d KiB", converged, m.HeapAlloc>>10)
 }
 
+// A grant waits for no write: the API server answers none until all pods have their grants.
+func TestGrantsWaitForNoWrite(t *testing.T) {
+	w := newWorld(t)
+	open := make(chan struct{})
+	w.config.WrapTransport = func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(r *http.Request) (*http.Response, error) {
+			if r.Method != http.MethodGet {
+				select {
+				case <-open:
+				case <-r.Context().Done():
+				}
+			}
+			return next.RoundTrip(r)
+		})
+	}
+	w.start(time.Millisecond)
+	var made []*corev1.Pod
+	for i := range 8 { // which are more than the node's workers
+		made = append(made, w.pod(fmt.Sprintf("p%d", i), kubetest.NodeName, webLabels))
+	}
+	for _, p := range made {
+		w.granted(p, given)
+	}
+	close(open)
+	for _, p := range made {
+		w.condition(p, corev1.ConditionTrue, ReasonGranted, "")
+	}
+	w.available("web", len(made), 0)
+}
+
+type roundTripper func(*http.Request) (*http.Response, error)
+
+func (f roundTripper) RoundTrip(r *http.Request) (*http.Response, error) { return f(r) }
+
 // lists is how many lists of resources that a node watches the API server has answered.
-func (w *world) lists() int {
+func (w *world) lists() float64 {
 	w.t.Helper()
-	c, err := rest.HTTPClientFor(w.Config("admin"))
+	m, err := w.Metrics()
 	if err != nil {
 		w.t.Fatal(err)
 	}
-	r, err := c.Get(w.Config("admin").Host + "/metrics")
-	if err != nil {
-		w.t.Fatal(err)
-	}
-	defer r.Body.Close()
-	text, err := io.ReadAll(r.Body)
-	if err != nil || r.StatusCode != http.StatusOK {
-		w.t.Fatalf("metrics of the API server: %s, %v", r.Status, err)
-	}
-	sum := 0
-	for _, m := range listed.FindAllStringSubmatch(string(text), -1) {
-		n, err := strconv.Atoi(m[1])
-		if err != nil {
-			w.t.Fatal(err)
-		}
-		sum += n
-	}
+	sum := m.Lists("graftendpoints") + m.Lists("graftpolicies")
 	if sum == 0 {
 		w.t.Fatal("the API server counts no lists of our resources")
 	}
 	return sum
 }
-
-var listed = regexp.MustCompile(`(?m)^apiserver_request_total\{[^}]*resource="(?:graftendpoints|graftpolicies)"[^}]*verb="LIST"[^}]*\} (\d+)$`)
 
 // failures are the errors of functions that ran at once.
 type failures []error

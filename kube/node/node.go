@@ -13,6 +13,9 @@
 // anew by the caches, and does what is missing. So it may be called at any time, and any number of
 // times.
 //
+// Reconcile writes nothing but the grant. The status of a pod has a queue of its own (write):
+// a grant, which may take rules away, waits for no request to the API server.
+//
 // The agent's stream of events is the session (session.go). Nothing is put before the stream has
 // begun, and everything is put again when it begins anew: the agent may be another one.
 //
@@ -38,6 +41,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/event"
 	"sigs.k8s.io/controller-runtime/pkg/handler"
 	"sigs.k8s.io/controller-runtime/pkg/predicate"
+	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 	"sigs.k8s.io/controller-runtime/pkg/source"
 
 	"github.com/tsugiki/tsugiki/api"
@@ -80,6 +84,7 @@ type Node struct {
 	events events.EventRecorder
 	ports  *ports.Table
 	wake   chan event.TypedGenericEvent[client.Object]
+	writes chan event.TypedGenericEvent[client.Object] // pods that write is to look at
 
 	mu      sync.Mutex // guards what follows
 	session uint64     // of the agent's stream; 0: there was none yet
@@ -97,6 +102,7 @@ type known struct {
 	given     bool       // the agent has, or had, a grant or containers of the pod
 	endpoints map[string]bool
 	restart   map[string][]string // rules that containers do not have, by container
+	decided   *grant.Decision     // of the grant; nil: none
 }
 
 // Add adds a node to a manager whose caches are those of CacheOptions.
@@ -106,8 +112,9 @@ func Add(m ctrl.Manager, o Options) (*Node, error) {
 	}
 	n := &Node{
 		Options: o, client: m.GetClient(), live: m.GetAPIReader(), events: m.GetEventRecorder("tsugiki"), ports: ports.New(o.Free),
-		wake:  make(chan event.TypedGenericEvent[client.Object], 1024),
-		known: map[types.NamespacedName][]*known{}, waiting: map[string]time.Time{},
+		wake:   make(chan event.TypedGenericEvent[client.Object], 1024),
+		writes: make(chan event.TypedGenericEvent[client.Object], 1024),
+		known:  map[types.NamespacedName][]*known{}, waiting: map[string]time.Time{},
 	}
 	if err := watchAll(m.GetCache()); err != nil {
 		return nil, fmt.Errorf("watch for node %s: %w", o.Node.Name, err)
@@ -120,6 +127,12 @@ func Add(m ctrl.Manager, o Options) (*Node, error) {
 		WatchesRawSource(source.Channel(n.wake, &handler.EnqueueRequestForObject{})).
 		WithOptions(controller.Options{MaxConcurrentReconciles: max(1, o.Workers)}).
 		Complete(n)
+	if err == nil {
+		err = ctrl.NewControllerManagedBy(m).Named("pod-status").
+			WatchesRawSource(source.Channel(n.writes, &handler.EnqueueRequestForObject{})).
+			WithOptions(controller.Options{MaxConcurrentReconciles: max(1, o.Workers)}).
+			Complete(reconcile.Func(n.write))
+	}
 	if err == nil {
 		err = m.Add(n)
 	}

@@ -14,6 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
 
 	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/kube/caches"
@@ -58,7 +59,30 @@ func (n *Node) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result, erro
 	if err := n.put(&pod, k, session, &d.Grant); err != nil {
 		return ctrl.Result{}, err
 	}
-	return ctrl.Result{}, n.writeStatus(ctx, &pod, k, &d)
+	n.mu.Lock()
+	k.decided = &d
+	n.mu.Unlock()
+	n.writes <- event.TypedGenericEvent[client.Object]{Object: &pod}
+	return ctrl.Result{}, nil
+}
+
+// write writes what became of the last decision about a pod: its status.
+func (n *Node) write(ctx context.Context, r ctrl.Request) (ctrl.Result, error) {
+	var pod corev1.Pod
+	if err := n.client.Get(ctx, r.NamespacedName, &pod); err != nil {
+		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	n.mu.Lock()
+	var d *grant.Decision
+	k := n.find(r.NamespacedName, string(pod.UID))
+	if k != nil {
+		d = k.decided
+	}
+	n.mu.Unlock()
+	if d == nil {
+		return ctrl.Result{}, nil // Reconcile has not decided about this pod
+	}
+	return ctrl.Result{}, n.writeStatus(ctx, &pod, k, d)
 }
 
 // ended tells whether no container of a pod runs any more, or will.

@@ -82,10 +82,17 @@ func (o *options) addresses(ips string) error {
 	return nil
 }
 
-// config says how the API server is reached.
-func (o *options) config() (*rest.Config, error) {
+// config says how the API server is reached. The API server limits requests, by priority and fairness.
+// The client does not: with client-go's five requests a second, the grant of a pod would wait until the
+// status of others is written.
+func (o *options) config() (c *rest.Config, err error) {
 	if o.kubeconfig == "" {
-		return rest.InClusterConfig()
+		c, err = rest.InClusterConfig()
+	} else {
+		c, err = clientcmd.BuildConfigFromFlags("", o.kubeconfig)
 	}
-	return clientcmd.BuildConfigFromFlags("", o.kubeconfig)
+	if err == nil {
+		c.QPS = -1
+	}
+	return c, err
 }

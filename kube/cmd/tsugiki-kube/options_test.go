@@ -4,6 +4,8 @@ import (
 	"errors"
 	"net"
 	"net/netip"
+	"os"
+	"path/filepath"
 	"strings"
 	"syscall"
 	"testing"
@@ -48,6 +50,23 @@ func TestParse(t *testing.T) {
 	}
 	if status := run([]string{"nodes"}); status != 2 {
 		t.Errorf("an unknown command: status %d", status)
+	}
+}
+
+// A grant does not wait for a limit of the client's.
+func TestConfig(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "kubeconfig")
+	text := `{apiVersion: v1, kind: Config, current-context: x, clusters: [{name: c, cluster: {server: "https://192.0.2.1"}}],
+		contexts: [{name: x, context: {cluster: c, user: u}}], users: [{name: u, user: {token: t}}]}`
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	c, err := (&options{kubeconfig: file}).config()
+	if err != nil || c.Host != "https://192.0.2.1" || c.QPS >= 0 {
+		t.Errorf("config %+v, %v, want one without a limit of requests", c, err)
+	}
+	if _, err := (&options{kubeconfig: file + "x"}).config(); err == nil {
+		t.Error("a file that is not there is no error")
 	}
 }
 
