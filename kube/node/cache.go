@@ -106,7 +106,7 @@ func stripPod(object any) (any, error) {
 		})
 	}
 	p.Status = corev1.PodStatus{
-		Phase: p.Status.Phase,
+		Phase: p.Status.Phase, PodIPs: p.Status.PodIPs,
 		Conditions: slices.DeleteFunc(p.Status.Conditions, func(c corev1.PodCondition) bool {
 			return c.Type != corev1.PodReady && c.Type != ConditionGrafted
 		}),
@@ -161,7 +161,7 @@ func (n *Node) podsOfNamespace(ctx context.Context, o client.Object) []reconcile
 }
 
 func (n *Node) podsInNamespace(ctx context.Context, o client.Object) []reconcile.Request {
-	return n.podsIn(ctx, o.GetName())
+	return append(n.podsIn(ctx, o.GetName()), n.podsWithPeers(ctx, o)...)
 }
 
 // podsOfEndpoint returns the pods whose policies name an endpoint.

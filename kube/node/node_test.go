@@ -34,6 +34,7 @@ func TestNode(t *testing.T) {
 		{"resources that go and come back", testWithdrawn},
 		{"restarts", testRestarts},
 		{"a pod of the same name", testSameName},
+		{"pods that a rule selects", testPeers},
 		{"what a node may not do", testPermissions},
 	} {
 		t.Run(test.name, func(t *testing.T) {

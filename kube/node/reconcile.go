@@ -106,8 +106,8 @@ func (n *Node) forget(ctx context.Context, key types.NamespacedName, k *known) e
 	return nil
 }
 
-// decide asks what a pod is given, by the caches. It notes an endpoint before it reads it, so that
-// each later change of the endpoint wakes the pod.
+// decide asks what a pod is given, by the caches. It notes an endpoint before it reads it, and that
+// rules select pods before it reads those, so that each later change of these wakes the pod.
 func (n *Node) decide(ctx context.Context, pod *corev1.Pod, k *known) (grant.Decision, error) {
 	q := grant.Question{Pod: pod, Node: n.Node, Ports: n.ports}
 	namespace := metav1.PartialObjectMetadata{}
@@ -143,10 +143,22 @@ func (n *Node) decide(ctx context.Context, pod *corev1.Pod, k *known) (grant.Dec
 		}
 		return nil
 	}
+	selects := false
+	q.Peers = func() []grant.Peer {
+		selects = true
+		n.mu.Lock()
+		k.selects = true
+		n.mu.Unlock()
+		list, err := n.peers(ctx)
+		if err != nil {
+			failed = err
+		}
+		return list
+	}
 	d := grant.Decide(&q)
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	k.endpoints = asked
+	k.endpoints, k.selects = asked, selects
 	return d, failed
 }
 
