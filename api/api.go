@@ -187,7 +187,8 @@ type Denied struct {
 	Send       uint64 `json:"send"`
 	SetSockOpt uint64 `json:"setsockopt"`
 	// Leave are packets of host sockets to destinations that no rule permits. Enter are datagrams
-	// for a client from an address that it had not sent to.
+	// for a client from an address that it had not sent to, and SYNs and datagrams for a server that
+	// come from none of its rule's sources.
 	Leave uint64 `json:"leave"`
 	Enter uint64 `json:"enter"`
 }

@@ -48,6 +48,7 @@ const ChargeCount = "count"
 type Granted struct {
 	Withdrawn map[string][]string `json:"withdrawn,omitempty"` // are no longer in force
 	Restored  map[string][]string `json:"restored,omitempty"`  // are in force again
+	Changed   map[string][]string `json:"changed,omitempty"`   // have other sources
 	Restart   map[string][]string `json:"restart,omitempty"`   // need a new container
 }
 

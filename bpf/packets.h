@@ -41,15 +41,12 @@
 #include "heard.h"
 #include "loopback.h"
 #include "relay.h"
+#include "sources.h"
 #include "udp.h"
 
-#define ETH_P_IP   0x0800
-#define ETH_P_IPV6 0x86dd
-
-#define LOOPBACK_IFINDEX 1
-#define TCP_SYN		 0x02
-#define TCP_SYN_SENT	 2
-#define TCP_LISTEN	 10
+#define TCP_SYN	     0x02
+#define TCP_SYN_SENT 2
+#define TCP_LISTEN   10
 
 struct packet {
 	struct addr from, to;
@@ -276,9 +273,9 @@ int leave(struct __sk_buff *skb)
 	sk = skb->sk ? bpf_sk_fullsock(skb->sk) : NULL;
 	if (!sk || !parse(skb, &p))
 		return deny(DENIED_LEAVE);
-	/* Whoever may choose the priority (SO_PRIORITY) could choose another loopback's. */
+	/* Whoever may choose the priority (SO_PRIORITY) could choose another's. */
 	if (skb->ifindex == LOOPBACK_IFINDEX)
-		skb->priority = container()->loopback;
+		skb->priority = container()->mark;
 	if (container()->loopback && skb->ifindex == LOOPBACK_IFINDEX)
 		return leave_loopback(skb, sk, &p);
 	if (p.protocol == IPPROTO_UDP && is_peer(sk, &p))
@@ -361,7 +358,7 @@ static __always_inline bool may_hear_at(struct __sk_buff *skb, const struct pack
  * that is a SYN cookie. A container that has ended serves nobody. */
 static __always_inline bool hears_syn(struct __sk_buff *skb, struct bpf_sock *sk)
 {
-	return container()->loopback ? hears_others(skb, sk) : serves(sk);
+	return (container()->loopback ? hears_others(skb, sk) : serves(sk)) && admits(skb, sk);
 }
 
 /*
@@ -401,6 +398,8 @@ static __always_inline bool may_hear(struct __sk_buff *skb, struct bpf_sock *sk)
 
 	if (container()->pool && is_own(skb) && parse(skb, &p) && is_alias(&p.from))
 		return hears_host(sk, &p.from, p.from_port);
+	if (b && b->ingress && !sk->dst_port && !admits(skb, sk))
+		return false;
 	if (is_own(skb) || (shares && hears_others(skb, sk)))
 		return true;
 	if (!shares && ((b && (b->ingress || b->relay)) || sk->dst_port))

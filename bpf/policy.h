@@ -38,6 +38,8 @@
  * for datagrams that wait for it, as of TRACE_BYTES. */
 #define MESSAGE_MAX    8192
 #define MESSAGES_BYTES 262144
+/* Sources that a container's ingress rules may have together, see sources.h. */
+#define SOURCES_MAX 8192
 /* Hosts that may send to a port of a program first. */
 #define EXPECTED_MAX 1024
 
@@ -84,6 +86,10 @@ struct container {
 	__u32 pool;	/* its UDP is translated to this pool, see virtual.h; 0: it is not */
 	/* Another number after each change of the rules. */
 	__u32 rules;
+	/* The priority of its packets on a loopback device, by which receivers know whose they are,
+	 * see sources.h; 0: it has no programs yet. */
+	__u32 mark;
+	__u32 sourced; /* an ingress rule has, or has had, sources: see sources.h */
 	/* Ports at which the supervisor relays connections, see standin.h; 0: none. */
 	__u16 relayed[RELAYED_PORTS_MAX];
 	struct nat64 nat64;
@@ -143,7 +149,28 @@ struct binding {
 	__u32 container; /* whose binding it is: sockets are passed around */
 	__u64 netns;	 /* cookie of that endpoint's namespace, if named */
 	__u64 call;	 /* that was answered by binding it; for the supervisor's own use */
+	__u32 rule;	 /* number of the ingress rule, see sources.h; 0: by none */
+	__u32 pad;
 };
+
+/* A source of an ingress rule, see sources.h. */
+struct source {
+	__u32 bits;
+	__u32 container;
+	__u32 rule; /* its number, with SOURCE_IS_MARK or without */
+	struct addr addr;
+};
+
+struct source_verdict {
+	__u32 admitted;
+};
+
+/* ADDR is a mark: zeros, and its lower bits. */
+#define SOURCE_IS_MARK 0x80000000
+/* The bits of a mark that say whose it is, and those that only marks have: without
+ * CAP_NET_ADMIN, no program can set such a priority (SO_PRIORITY). */
+#define MARK_OWNER 0x3fffffff
+#define MARK_BITS  0xc0000000
 
 /*
  * What belongs to an AF_GRAFT socket. The programs here do not read it: it is in
@@ -217,7 +244,7 @@ struct second {
 	__u64 netns; /* of the address: a cookie */
 	struct addr addr;
 	__u16 port;
-	__u16 pad;
+	__u16 rule; /* as in struct binding */
 	__u32 container;
 };
 
@@ -347,7 +374,7 @@ enum denial {
 	DENIED_SENDMSG,
 	DENIED_SETSOCKOPT,
 	DENIED_LEAVE, /* packets that were about to leave */
-	DENIED_ENTER, /* datagrams that came for a client */
+	DENIED_ENTER, /* datagrams that came for a client, and what no source of a rule has sent */
 	DENIALS
 };
 

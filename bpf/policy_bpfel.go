@@ -32,6 +32,8 @@ type PolicyBinding struct {
 	Container uint32
 	Netns     uint64
 	Call      uint64
+	Rule      uint32
+	Pad       uint32
 }
 
 type PolicyContainer struct {
@@ -47,6 +49,8 @@ type PolicyContainer struct {
 	Resolves   uint32
 	Pool       uint32
 	Rules      uint32
+	Mark       uint32
+	Sourced    uint32
 	Relayed    [8]uint16
 	Nat64      PolicyNat64
 	Endpoint   [4]PolicyEndpoint
@@ -218,7 +222,7 @@ type PolicySecond struct {
 	Netns     uint64
 	Addr      PolicyAddr
 	Port      uint16
-	Pad       uint16
+	Rule      uint16
 	Container uint32
 }
 
@@ -237,6 +241,19 @@ type PolicyService struct {
 	Port     uint16
 	Protocol uint8
 	Kind     uint8
+}
+
+type PolicySource struct {
+	_         structs.HostLayout
+	Bits      uint32
+	Container uint32
+	Rule      uint32
+	Addr      PolicyAddr
+}
+
+type PolicySourceVerdict struct {
+	_        structs.HostLayout
+	Admitted uint32
 }
 
 type PolicyStandIn struct {
@@ -367,6 +384,7 @@ type PolicyMapSpecs struct {
 	SteeredListeners   *ebpf.MapSpec `ebpf:"steered_listeners"`
 	TraceTables        *ebpf.MapSpec `ebpf:"trace_tables"`
 	TriedBySocket      *ebpf.MapSpec `ebpf:"tried_by_socket"`
+	VerdictBySource    *ebpf.MapSpec `ebpf:"verdict_by_source"`
 	VirtualTables      *ebpf.MapSpec `ebpf:"virtual_tables"`
 }
 
@@ -424,6 +442,7 @@ type PolicyMaps struct {
 	SteeredListeners   *ebpf.Map `ebpf:"steered_listeners"`
 	TraceTables        *ebpf.Map `ebpf:"trace_tables"`
 	TriedBySocket      *ebpf.Map `ebpf:"tried_by_socket"`
+	VerdictBySource    *ebpf.Map `ebpf:"verdict_by_source"`
 	VirtualTables      *ebpf.Map `ebpf:"virtual_tables"`
 }
 
@@ -456,6 +475,7 @@ func (m *PolicyMaps) Close() error {
 		m.SteeredListeners,
 		m.TraceTables,
 		m.TriedBySocket,
+		m.VerdictBySource,
 		m.VirtualTables,
 	)
 }

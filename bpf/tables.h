@@ -70,6 +70,8 @@ struct {
 SHARED(egress_by_prefix, ALL(2 * EGRESS_PREFIXES_MAX), prefix, egress);
 SHARED(endpoint_by_number, ALL(ENDPOINTS_MAX), number, endpoint);
 SHARED(name_by_number, ALL(NAMED_MAX), number, endpoint_name);
+/* Twice likewise. */
+SHARED(verdict_by_source, ALL(2 * SOURCES_MAX), source, source_verdict);
 SHARED(location_by_service, ALL(SERVICES_MAX), service, location);
 /* The same for loopbacks on the host. Sets of programs share this table and the next, so
  * that containers of one loopback may be of several sets. */

@@ -32,6 +32,8 @@ type TranslateBinding struct {
 	Container uint32
 	Netns     uint64
 	Call      uint64
+	Rule      uint32
+	Pad       uint32
 }
 
 type TranslateExpected struct {

@@ -42,10 +42,11 @@ func (e call) bind(p Program, number int, addr netip.AddrPort) (Answer, error) {
 		}
 		return e.bindAgain(s), nil
 	}
-	ep, port, err := e.ingress(s, addr)
+	rule, err := e.ingress(s, addr)
 	if err != nil {
 		return Answer{}, err
 	}
+	ep := rule.Endpoint
 	e.logDecision(p, "bind", number, addr, ep)
 	if s.translated() && (ep == nil || !ep.Addr.Is6()) {
 		if s, err = e.untranslate(p, number, s); err != nil {
@@ -57,9 +58,10 @@ func (e call) bind(p Program, number int, addr netip.AddrPort) (Answer, error) {
 	case ep != nil && ep.Type == endpoint.Unix:
 		return e.listenAtPath(p, number, s, ep)
 	case ep != nil && s.is4() && ep.Addr.Is6():
-		return e.bind6(p, number, s, ep, port, addr)
+		return e.bind6(p, number, s, rule, addr)
 	case ep != nil:
-		b := policy.Binding{Host: netip.AddrPortFrom(s.shape(ep.Addr), port), View: addr, Ingress: true, Call: p.Call()}
+		host := netip.AddrPortFrom(s.shape(ep.Addr), rule.HostPort(addr.Port()))
+		b := policy.Binding{Host: host, View: addr, Ingress: true, Rule: rule.Number, Call: p.Call()}
 		return e.bindAt(p, number, s, e.Host[ep.Netns], e.bothFamilies(s, b, ep))
 	case e.places[s.netns] == nil: // a socket of the container's own namespace, to an address there
 		return Answer{}, e.Enforcer.NoteAnyPort(s.file, addr.Port() == 0)
@@ -84,24 +86,24 @@ func (e call) bind(p Program, number int, addr netip.AddrPort) (Answer, error) {
 // ingress finds the rule for the address that a socket binds. The wildcard of an IPv6 socket that
 // is not V6ONLY stands for the IPv4 wildcard as well. A rule for any address covers any address of
 // the container: all other addresses are left to the kernel to refuse.
-func (e call) ingress(s *socket, addr netip.AddrPort) (*endpoint.Endpoint, uint16, error) {
+func (e call) ingress(s *socket, addr netip.AddrPort) (none policy.Ingress, err error) {
 	unmapped := netip.AddrPortFrom(addr.Addr().Unmap(), addr.Port())
 	protocol := policy.TCP
 	if s.typ == unix.SOCK_DGRAM {
 		protocol = policy.UDP
 	}
-	ep, port := e.Table.Ingress(protocol, unmapped)
-	if ep == nil && addr.Addr() == netip.IPv6Unspecified() && !s.v6only() {
-		ep, port = e.Table.Ingress(protocol, netip.AddrPortFrom(netip.IPv4Unspecified(), addr.Port()))
+	r := e.Table.IngressRule(protocol, unmapped)
+	if r.Endpoint == nil && addr.Addr() == netip.IPv6Unspecified() && !s.v6only() {
+		r = e.Table.IngressRule(protocol, netip.AddrPortFrom(netip.IPv4Unspecified(), addr.Port()))
 	}
-	if ep == nil || unmapped.Addr().IsUnspecified() || unmapped.Addr() == ep.Addr || e.Table.Names(unmapped.Addr()) {
-		return ep, port, nil
+	if r.Endpoint == nil || unmapped.Addr().IsUnspecified() || unmapped.Addr() == r.Endpoint.Addr || e.Table.Names(unmapped.Addr()) {
+		return r, nil
 	}
 	has, err := e.has(unmapped.Addr())
 	if !has {
-		return nil, 0, err
+		return none, err
 	}
-	return ep, port, nil
+	return r, nil
 }
 
 // has tells whether an address is one of the container's own namespace.
@@ -210,7 +212,7 @@ func (e call) bindAt(p Program, number int, s *socket, place Place, b policy.Bin
 			return answerFor(err)
 		}
 	} else {
-		moved, err := e.swap(p, number, s, place, rebind{wanted: true, exact: true, to: b.Host, second: b.Second, view: b.View, ingress: b.Ingress, call: b.Call})
+		moved, err := e.swap(p, number, s, place, rebind{wanted: true, exact: true, to: b.Host, second: b.Second, view: b.View, ingress: b.Ingress, rule: b.Rule, secondRule: b.SecondRule, call: b.Call})
 		if err != nil {
 			return answerFor(err)
 		}

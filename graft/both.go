@@ -33,7 +33,11 @@ func (e call) bothFamilies(s *socket, b policy.Binding, ep *endpoint.Endpoint) p
 	if ep.Type != endpoint.IPv6 || ep.Addr.IsUnspecified() || b.Host.Port() == 0 {
 		return b // the host's wildcard is of both families, and port 0 would give two ports
 	}
-	other, port := e.Table.Ingress(policy.TCP, netip.AddrPortFrom(netip.IPv4Unspecified(), b.View.Port()))
+	rule := e.Table.IngressRule(policy.TCP, netip.AddrPortFrom(netip.IPv4Unspecified(), b.View.Port()))
+	other, port := rule.Endpoint, uint16(0)
+	if other != nil {
+		port = rule.HostPort(b.View.Port())
+	}
 	if other == nil || other.Type != endpoint.IPv4 || other.Netns != ep.Netns || port == 0 {
 		return b
 	}
@@ -47,6 +51,7 @@ func (e call) bothFamilies(s *socket, b policy.Binding, ep *endpoint.Endpoint) p
 		return b
 	}
 	b.Host, b.Second = netip.AddrPortFrom(s.shape(other.Addr), port), b.Host
+	b.Rule, b.SecondRule = rule.Number, b.Rule
 	return b
 }
 

@@ -57,6 +57,7 @@ type Enforcer interface {
 
 	// Cgroup returns the id of the cgroup in which the container's host sockets are made.
 	Cgroup() uint64
+	Mark() uint32
 
 	// For servers that have an address of each family.
 	Steer(netns uint64, in func(func() error) error) error
@@ -116,6 +117,8 @@ type Place interface {
 	Maker() (SocketMaker, error)
 	// Cookie is the namespace's SO_NETNS_COOKIE.
 	Cookie() uint64
+	// Addresses returns the addresses of the namespace's links.
+	Addresses() ([]netip.Addr, error)
 	// Do runs fn on a thread of its own that is in the namespace and ends with fn.
 	Do(fn func() error) error
 }

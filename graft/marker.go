@@ -26,6 +26,11 @@ type ownListener struct {
 	kind   keeper.Kind
 	v6only bool
 	view   netip.AddrPort // address in the container's own namespace
+	// sourced says that the rule has had sources when the program listened.
+	sourced bool
+	// admits tells whether a connection between two addresses is one of the rule's sources.
+	admits func(from, to netip.Addr) bool
+	label  func() uint32 // the container's mark, with which it may connect to its own servers
 	file   *os.File
 	log    *slog.Logger
 	gone   func() // called when the program's listener has gone
@@ -169,6 +174,10 @@ func (l *ownListener) leave() {
 // lead makes the program accept a connection, and returns when the program has accepted it or
 // cannot.
 func (l *ownListener) lead(conn int, peer netip.AddrPort) {
+	if local, err := localName(conn); err != nil || !l.admits(peer.Addr(), local.Addr()) {
+		reset(conn)
+		return
+	}
 	marker, from, err := l.mark(conn, peer)
 	noted := err == nil
 	if noted {
@@ -235,7 +244,22 @@ func (l *ownListener) markerSocket() (int, error) {
 	if !found || s.Cgroup != l.cgroup {
 		return -1, unix.ECONNREFUSED
 	}
-	return l.at.socket()
+	return l.ownSocket()
+}
+
+// ownSocket makes a socket whose packets have the container's mark, which all rules let in
+// (bpf/sources.h).
+func (l *ownListener) ownSocket() (int, error) {
+	file, err := l.at.socket()
+	mark := l.label()
+	if err != nil || mark == 0 {
+		return file, err
+	}
+	if err := unix.SetsockoptInt(file, unix.SOL_SOCKET, unix.SO_PRIORITY, int(mark)); err != nil {
+		unix.Close(file)
+		return -1, fmt.Errorf("mark packets: %w", err)
+	}
+	return file, nil
 }
 
 func loopbackLike(addr netip.Addr) netip.Addr {

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -64,15 +65,44 @@ func ownKey(netns uint64, at netip.AddrPort) Port {
 
 // wantsOwn tells whether a rule makes a server listen in the container's own namespace too.
 func (e call) wantsOwn(s *socket) bool {
-	addr, port := s.local.Addr().Unmap(), s.local.Port()
-	if e.OwnIsLoopback || e.Untrapped || addr.IsLoopback() {
+	if e.OwnIsLoopback || e.Untrapped || s.local.Addr().Unmap().IsLoopback() {
 		return false
 	}
-	if e.Table.IngressRule(policy.TCP, netip.AddrPortFrom(addr, port)).Own {
+	return e.ownRule(s.local, s.v6only()).Own
+}
+
+// ownRule returns the rule with +own for an address at which a server listens in the container's own
+// namespace; the zero value if there is none.
+func (e call) ownRule(at netip.AddrPort, v6only bool) (none policy.Ingress) {
+	at = netip.AddrPortFrom(at.Addr().Unmap(), at.Port())
+	r := e.Table.IngressRule(policy.TCP, at)
+	if !r.Own && at.Addr() == netip.IPv6Unspecified() && !v6only {
+		r = e.Table.IngressRule(policy.TCP, netip.AddrPortFrom(netip.IPv4Unspecified(), at.Port()))
+	}
+	if !r.Own {
+		return none
+	}
+	return r
+}
+
+// ownAdmits tells whether a server in the container's own namespace takes a connection. There the
+// sources of its rule are addresses alone: a kubelet's probes come from the host, and the pod's own
+// containers from a loopback address, or from one of the container's. Both are let in. If the rule
+// is withdrawn, so are its sources, and nobody is let in where it has had some.
+func (e *Engine) ownAdmits(l *ownListener, from, to netip.Addr) bool {
+	r := e.begin().ownRule(l.view, l.v6only)
+	if r.Endpoint == nil {
+		return !l.sourced
+	}
+	from = from.Unmap().WithZone("")
+	if r.From.Admits(from) || from.IsLoopback() || from == to.Unmap() {
 		return true
 	}
-	return addr == netip.IPv6Unspecified() && !s.v6only() &&
-		e.Table.IngressRule(policy.TCP, netip.AddrPortFrom(netip.IPv4Unspecified(), port)).Own
+	host, err := e.host.Addresses()
+	if err != nil {
+		e.Log.Warn("it is not known whether a connection comes from the host", "peer", from, "err", err)
+	}
+	return slices.Contains(host, from)
 }
 
 // openOwn makes the ownListener of a program's socket that is about to listen on the host, if a
@@ -85,15 +115,18 @@ func (e call) openOwn(s *socket, backlog int) (*ownListener, error) {
 	}
 	l := e.newOwnListener(e.places[s.netns], at)
 	l.kind, l.v6only, l.view = s.kind(), s.v6only(), s.local
+	l.sourced = len(e.ownRule(l.view, l.v6only).From) > 0
 	return e.addOwn(l, backlog)
 }
 
 // newOwnListener makes an ownListener for a program's listener at an address of the host.
 func (e *Engine) newOwnListener(place Place, at netip.AddrPort) *ownListener {
-	return &ownListener{
-		at: ownKey(place.Cookie(), at), place: place, cgroup: e.Enforcer.Cgroup(), work: e.Work, log: e.Log,
+	l := &ownListener{
+		at: ownKey(place.Cookie(), at), place: place, cgroup: e.Enforcer.Cgroup(), label: e.Enforcer.Mark, work: e.Work, log: e.Log,
 		room: e.ownRoom, ended: make(chan struct{}), markers: map[netip.AddrPort]marked{},
 	}
+	l.admits = func(from, to netip.Addr) bool { return e.ownAdmits(l, from, to) }
+	return l
 }
 
 // addOwn makes an ownListener listen. If there is an equal one, for another socket that shares the
@@ -206,6 +239,7 @@ func (e *Engine) recoverOwnOf(place Place, service policy.Service, r policy.Ingr
 		if found.Family == unix.AF_INET6 && r.Addr == netip.IPv4Unspecified() {
 			l.view = netip.AddrPortFrom(netip.IPv6Unspecified(), service.Port)
 		}
+		l.sourced = len(r.From) > 0
 		l, err = e.addOwn(l, unix.SOMAXCONN)
 		l.serve()
 		return err

@@ -9,6 +9,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/internal/cgroup"
 	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 	"github.com/tsugiki/tsugiki/internal/testkit"
@@ -317,5 +318,77 @@ func TestRecoverOwn(t *testing.T) {
 	}
 	if _, peer := w.accepted(number); peer != name {
 		t.Errorf("the peer is %v, want %v", peer, name)
+	}
+}
+
+// resets checks that a connection from an address of the container's own namespace is reset.
+func (w *world) resets(from string) {
+	w.t.Helper()
+	file, err := w.own.Socket(keeperTCP)
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	defer unix.Close(file)
+	patience := unix.NsecToTimeval(testkit.Patience.Nanoseconds())
+	err = errors.Join(unix.SetsockoptTimeval(file, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &patience), unix.Bind(file, sockaddr.Of(addr(from+":0"))))
+	if err != nil {
+		w.t.Fatal(err)
+	}
+	err = unix.Connect(file, sockaddr.Of(addr("198.51.100.1:80")))
+	if err == nil {
+		_, err = unix.Read(file, make([]byte, 1))
+	}
+	if !errors.Is(err, unix.ECONNRESET) {
+		w.t.Errorf("from %s: %v, want ECONNRESET", from, err)
+	}
+}
+
+// At the container's own address the sources of a rule count too. The container itself, and the host,
+// are let in. When the rule is withdrawn, nobody else is.
+func TestSourcesAtOwnAddress(t *testing.T) {
+	w := ownWorld(t, "0.0.0.0:80+own+from:198.51.100.8=198.51.100.1:80")
+	number := w.listening()
+	takes := func(from string) {
+		t.Helper()
+		file, err := w.own.Socket(keeperTCP)
+		if err == nil {
+			t.Cleanup(func() { unix.Close(file) })
+			err = errors.Join(unix.Bind(file, sockaddr.Of(addr(from+":0"))), unix.Connect(file, sockaddr.Of(addr("198.51.100.1:80"))))
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, peer := w.accepted(number); peer.Addr().String() != from {
+			t.Errorf("the peer is %v, want %s", peer, from)
+		}
+	}
+	w.resets("198.51.100.3")
+	takes("198.51.100.1") // the address of the server, and one of the host's
+	update := func(rules ...string) {
+		w.Update(Rules{Table: tableOf(t, &endpoint.Set{}, rules...), Host: map[string]Place{"": w.host}})
+	}
+	update("-i", "0.0.0.0:80+own+from:198.51.100.3=198.51.100.1:80")
+	takes("198.51.100.3")
+	update()
+	w.resets("198.51.100.3")
+}
+
+// What stands for a connection has the container's mark, which the sources of rules let in.
+func TestMarkerHasMark(t *testing.T) {
+	w := ownWorld(t, ownRule)
+	w.enforcer.mark = 1<<30 | 7
+	l := w.newOwnListener(w.host, addr("198.51.100.1:80"))
+	var priority int
+	err := w.host.Do(func() error {
+		file, err := l.ownSocket()
+		if err != nil {
+			return err
+		}
+		defer unix.Close(file)
+		priority, err = unix.GetsockoptInt(file, unix.SOL_SOCKET, unix.SO_PRIORITY)
+		return err
+	})
+	if err != nil || priority != 1<<30|7 {
+		t.Errorf("priority %#x, %v", priority, err)
 	}
 }

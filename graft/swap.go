@@ -20,6 +20,8 @@ type rebind struct {
 	second  netip.AddrPort // see policy.Binding
 	view    netip.AddrPort // name that the program sees, on the host's side
 	call    uint64         // the bind(2) that the swap answers, or 0
+	// Numbers of ingress rules, see policy.Binding.
+	rule, secondRule int
 }
 
 // swap makes a socket in another place, copies the old socket's state to it, and installs it under
@@ -140,7 +142,9 @@ func (e call) bindIn(file int, to Place, name rebind) error {
 	if e.places[to.Cookie()] == nil {
 		return refusal(unix.Bind(file, sockaddr.Of(name.to)))
 	}
-	return e.bindHost(file, to, policy.Binding{Host: name.to, Second: name.second, View: name.view, Ingress: name.ingress, Call: name.call})
+	return e.bindHost(file, to, policy.Binding{
+		Host: name.to, Second: name.second, View: name.view, Ingress: name.ingress, Rule: name.rule, SecondRule: name.secondRule, Call: name.call,
+	})
 }
 
 // replace installs the new socket under one number. An epoll identifies a registration by file and

@@ -188,12 +188,12 @@ func (e call) connectBy6(p Program, number int, s *socket, ep *endpoint.Endpoint
 
 // bind6 binds an IPv6 socket to the address that a rule gives an IPv4 program, and replaces s by
 // it.
-func (e call) bind6(p Program, number int, s *socket, ep *endpoint.Endpoint, port uint16, view netip.AddrPort) (Answer, error) {
+func (e call) bind6(p Program, number int, s *socket, rule policy.Ingress, view netip.AddrPort) (Answer, error) {
+	at := netip.AddrPortFrom(rule.Endpoint.Addr, rule.HostPort(view.Port()))
 	if s.typ != unix.SOCK_STREAM {
-		return e.publish(p, s, netip.AddrPortFrom(ep.Addr, port), view)
+		return e.publish(p, s, at, view)
 	}
-	b := policy.Binding{Host: netip.AddrPortFrom(ep.Addr, port), View: view, Ingress: true, Call: p.Call()}
-	file, err := e.make6(s, rebind{wanted: true, exact: true, to: b.Host, view: b.View, ingress: true, call: b.Call})
+	file, err := e.make6(s, rebind{wanted: true, exact: true, to: at, view: view, ingress: true, rule: rule.Number, call: p.Call()})
 	if err != nil {
 		return answerFor(err)
 	}

@@ -14,6 +14,9 @@ type Binding struct {
 	// Second, if it is valid, is an IPv6 address whose connections are led to the socket too, once
 	// it listens. Host is an IPv4 address then.
 	Second netip.AddrPort
+	// Rule is the number of the ingress rule by which the socket is bound, and SecondRule that of
+	// Second; 0: by none.
+	Rule, SecondRule int
 	// Ingress marks an address that a rule lets the container serve. A UDP socket with such a
 	// binding may answer all who have sent to it.
 	Ingress bool
@@ -42,7 +45,8 @@ type Service struct {
 }
 
 // Denied counts the kernel's refusals to a container, by the kind of call. Leave counts packets
-// that were about to leave a host socket, and Enter counts datagrams that came for one.
+// that were about to leave a host socket, and Enter counts datagrams that came for one, and SYNs
+// that came for a listener.
 type Denied struct {
 	Connect, Bind, Send, SetOption, Leave, Enter uint64
 }

@@ -12,13 +12,13 @@ import (
 // Parser reads the rules of one container like ParseIngress and ParseEgress. In its rules, a host
 // address may stand in place of an endpoint's name:
 //
-//	ADDR:PORT[-PORT][/tcp|/udp][+own]=HOST[:PORT[-PORT]]   without ports: the program's ports
-//	PREFIX[:PORT[-PORT]][/tcp|/udp]=HOST             from any port
+//	ADDR:PORT[-PORT][/tcp|/udp][+own][+SOURCE]...=HOST[:PORT[-PORT]]   without ports: the program's ports
+//	PREFIX[:PORT[-PORT]][/tcp|/udp]=HOST                               from any port
 //
 // Without an address, an ingress rule is one for each family, to two endpoints, see
 // endpoint.ParseAll; or to the same unix one:
 //
-//	:PORT[-PORT][/tcp|/udp][+own]=NAME     0.0.0.0:PORT=NAME.4 and [::]:PORT=NAME.6
+//	:PORT[-PORT][/tcp|/udp][+own][+SOURCE]...=NAME     0.0.0.0:PORT=NAME.4 and [::]:PORT=NAME.6
 //
 // Such a rule gets an endpoint of its own, i-N or e-N for the N-th rule of its kind. Egress rules
 // of the same address share the endpoint of the first one. The name of an endpoint means that

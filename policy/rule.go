@@ -24,7 +24,12 @@ type Ingress struct {
 	Own bool
 	// Translated lets an IPv6 endpoint serve an IPv4 address.
 	Translated bool
-	Endpoint   *endpoint.Endpoint
+	// From says who reaches the servers at the endpoint.
+	From     From
+	Endpoint *endpoint.Endpoint
+	// Number is the rule's number in its container, by which the kernel programs know it, from 1 to
+	// 65535; 0: it has none. A rule with From needs one to be enforced.
+	Number int
 }
 
 // ownWord follows the ports and the protocol of an ingress rule with Own.
@@ -50,8 +55,9 @@ type Egress struct {
 // AllPorts are the ports of a rule that names none.
 var AllPorts = endpoint.PortRange{First: 0, Last: 65535}
 
-// ParseIngress reads ADDR:PORT[-PORT][/tcp|/udp][+own]=ENDPOINT; an IPv6 address stands in
-// brackets. The endpoint must be in eps and take the ports of the rule.
+// ParseIngress reads ADDR:PORT[-PORT][/tcp|/udp][+own][+SOURCE]...=ENDPOINT; an IPv6 address stands
+// in brackets, and SOURCE is what ParseSource reads. The endpoint must be in eps and take the ports
+// of the rule.
 func ParseIngress(s string, eps *endpoint.Set) (Ingress, error) {
 	return readIngress(s, eps, false)
 }
@@ -81,14 +87,19 @@ func parseIngress(s string, eps *endpoint.Set, translated bool) (Ingress, error)
 // ingressOf reads the part before the "=".
 func ingressOf(what string) (Ingress, error) {
 	var r Ingress
-	what, r.Own = strings.CutSuffix(what, ownWord)
+	what, words, worded := strings.Cut(what, "+")
 	what, r.Protocol = CutProtocol(what)
 	addr, ports, err := splitPorts(what)
 	if err != nil {
 		return r, err
 	}
 	if ports == "" {
-		return r, errors.New("the port is missing; write ADDR:PORT[-PORT][/tcp|/udp][+own]=ENDPOINT, [ADDR]:PORT for IPv6")
+		return r, errors.New("the port is missing; write ADDR:PORT[-PORT][/tcp|/udp][+own][+from:PREFIX]=ENDPOINT, [ADDR]:PORT for IPv6")
+	}
+	if worded {
+		if err := r.setWords(strings.Split(words, "+")); err != nil {
+			return r, err
+		}
 	}
 	if r.Addr, err = netip.ParseAddr(addr); err != nil || r.Addr.Zone() != "" || r.Addr.Is4In6() {
 		return r, fmt.Errorf("%q is no IP address", addr)
@@ -98,6 +109,22 @@ func ingressOf(what string) (Ingress, error) {
 		err = r.fitsOwn()
 	}
 	return r, err
+}
+
+// setWords reads the words of a rule, each of which stands after a "+".
+func (r *Ingress) setWords(words []string) error {
+	for _, w := range words {
+		if "+"+w == ownWord && !r.Own {
+			r.Own = true
+			continue
+		}
+		s, err := ParseSource(w)
+		if err != nil {
+			return err
+		}
+		r.From = append(r.From, s)
+	}
+	return r.From.check()
 }
 
 // fitsOwn returns what is wrong with a rule that has Own, apart from its endpoint.
@@ -134,12 +161,21 @@ func (r Ingress) String() string {
 	if r.Own {
 		own = ownWord
 	}
-	return fmt.Sprintf("%s:%s%s%s=%s", addr, r.Ports, r.Protocol, own, r.Endpoint.Name)
+	return fmt.Sprintf("%s:%s%s%s%s=%s", addr, r.Ports, r.Protocol, own, r.From, r.Endpoint.Name)
+}
+
+// WithFrom returns the rule with other sources.
+func (r Ingress) WithFrom(f From) Ingress {
+	r.From = f
+	return r
 }
 
 func (r Ingress) fits() error {
 	ep := r.Endpoint
 	if err := sameFamily(r.Addr, ep); err != nil && (!r.Translated || r.Addr.Is6()) {
+		return err
+	}
+	if err := r.fitsFrom(); err != nil {
 		return err
 	}
 	switch {
@@ -153,6 +189,19 @@ func (r Ingress) fits() error {
 		if !ep.Port.Contains(r.Ports.First) || !ep.Port.Contains(r.Ports.Last) {
 			return fmt.Errorf("ports %s are not all in the range %s of endpoint %q", r.Ports, ep.Port, ep.Name)
 		}
+	}
+	return nil
+}
+
+// fitsFrom returns why sources cannot be enforced at the endpoint.
+func (r Ingress) fitsFrom() error {
+	switch {
+	case len(r.From) == 0:
+		return nil
+	case r.Endpoint.Type == endpoint.Unix:
+		return fmt.Errorf("+from: needs an endpoint with an address, and %q is a unix one", r.Endpoint.Name)
+	case r.Endpoint.Nameable:
+		return fmt.Errorf("+from: has no effect on programs that name the endpoint themselves, and %q is nameable", r.Endpoint.Name)
 	}
 	return nil
 }
@@ -241,15 +290,22 @@ func ParsePrefix(s string) (netip.Prefix, error) {
 		if addr.IsUnspecified() {
 			return p, fmt.Errorf("%s without a length is one address, which nobody has; write %s/0 for all of its family", s, s)
 		}
+		if addr.Zone() != "" { // a prefix has none
+			return p, errNoPrefix(s)
+		}
 		p = netip.PrefixFrom(addr, addr.BitLen())
 	}
-	if p.Addr().Zone() != "" || p.Addr().Is4In6() {
-		return p, fmt.Errorf("%q is no IP prefix: write IPv4 as such, and leave zones out", s)
+	if p.Addr().Is4In6() {
+		return p, errNoPrefix(s)
 	}
 	if p != p.Masked() {
 		return p, fmt.Errorf("%q has bits set beyond its length; %s is meant", s, p.Masked())
 	}
 	return p, nil
+}
+
+func errNoPrefix(s string) error {
+	return fmt.Errorf("%q is no IP prefix: write IPv4 as such, and leave zones out", s)
 }
 
 func splitEndpoint(s string, eps *endpoint.Set) (string, *endpoint.Endpoint, error) {

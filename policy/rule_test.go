@@ -34,7 +34,7 @@ func TestParseSaysWhatIsWrong(t *testing.T) {
 		{"-i", "0.0.0.0:80-81=un", "2 ports do not fit"},
 		{"-i", "0.0.0.0:8090-8100=range", "not all in the range"},
 		{"-i", "0.0.0.0:53/udp+own=a", "for TCP servers"},
-		{"-i", "0.0.0.0:80+own/tcp=a", "neither a port"},
+		{"-i", "0.0.0.0:80+own/tcp=a", "unknown word \"+own/tcp\""},
 		{"-i", "127.0.0.1:80+own=a", "loopback"},
 		{"-i", "0.0.0.0:0+own=a", "port other than 0"},
 		{"-i", "0.0.0.0:80+own=un", "unix"},
@@ -99,6 +99,8 @@ func FuzzParseRules(f *testing.F) {
 	f.Add("0.0.0.0:8000-8099=range")
 	f.Add("0.0.0.0:53/udp=a")
 	f.Add("0.0.0.0:53/tcp+own=a")
+	f.Add("0.0.0.0:53/tcp+own+from:10.0.0.0/8+except:10.1.0.0/16=a")
+	f.Add("[::]:53+from:pod:0b5e6f6e-9c2f+from:2001:db8::/32=six")
 	f.Fuzz(func(t *testing.T, s string) {
 		eps := policytest.Endpoints(t)
 		var in []policy.Ingress

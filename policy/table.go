@@ -89,6 +89,9 @@ func compile(ingress []Ingress, egress []Egress, names []NameRule, before []*end
 	if err := checkIngress(t.ingress); err != nil {
 		return nil, err
 	}
+	if n := sourceRows(t.ingress); n > SourcesMax {
+		return nil, fmt.Errorf("%w -i: %d rules and sources, at most %d may be", ErrRule, n, SourcesMax)
+	}
 	// An exact address comes before the unspecified one.
 	slices.SortStableFunc(t.ingress, func(a, b Ingress) int {
 		return boolCompare(a.Addr.IsUnspecified(), b.Addr.IsUnspecified())
@@ -235,6 +238,15 @@ func checkIngress(ingress []Ingress) error {
 		}
 	}
 	return nil
+}
+
+// sourceRows returns how many rows the sources of rules take in the kernel.
+func sourceRows(ingress []Ingress) int {
+	rows := 1
+	for _, r := range ingress {
+		rows += max(len(r.From), 1)
+	}
+	return rows
 }
 
 func boolCompare(a, b bool) int {

@@ -123,7 +123,10 @@ func (c *Container) restore() error {
 	if err := c.openHost(); err != nil {
 		return err
 	}
-	ingress, egress, err := c.rulesFor(&set)
+	if err := c.restoreSources(); err != nil {
+		return err
+	}
+	ingress, egress, err := c.rulesFor(*c.ingress.Load(), &set)
 	if err != nil {
 		return err
 	}

@@ -82,6 +82,9 @@ type State struct {
 	// number in the kernel's tables.
 	Endpoints []string `json:"endpoints"`
 	Numbered  []string `json:"numbered"`
+	// From has the sources of the ingress rules of the Spec, in their order; empty: those of the
+	// Spec.
+	From []string `json:"from,omitempty"`
 	// Untrapped says that connect(2), sends and listen(2) of its programs are not trapped, and that
 	// its loopback is on the host (graft.NeedsTraps). Its filters do not change, so Untrapped does
 	// not change.
@@ -96,6 +99,9 @@ type Owner interface {
 	Reserve(list []ports.Reservation) error
 	// Save stores the state that is about to be in force.
 	Save(s State) error
+	// PodNetwork returns the cookie of the network namespace of a pod of the host, if the pod has a
+	// grafted container whose programs run.
+	PodNetwork(uid string) (cookie uint64, known bool)
 	// Pool returns the process that holds the idle gates of a container that outlives us.
 	Pool() (*gate.Pool, error)
 	// Entered is called when the first program is in the container, before it runs.
@@ -112,7 +118,9 @@ type Container struct {
 	log   *slog.Logger // says which container
 
 	endpoints atomic.Pointer[endpoint.Set] // never changed, only replaced
-	shown     atomic.Pointer[Shown]
+	// ingress has the ingress rules of the Spec with their numbers and present sources; likewise.
+	ingress atomic.Pointer[[]policy.Ingress]
+	shown   atomic.Pointer[Shown]
 	// translated has the last counters of the translation; nil before there is one.
 	translated atomic.Pointer[api.TranslationStats]
 	// cause says why this process ended the container; nil if it did not.
@@ -160,6 +168,7 @@ type parts struct {
 // program is the state of a container's programs.
 type program struct {
 	first     atomic.Pointer[Process] // nil before there is one
+	network   atomic.Uint64           // cookie of its network namespace; 0 before it is known
 	begun     atomic.Bool             // a first program has entered since we have the container
 	attaching atomic.Int32            // programs
 	late      atomic.Bool             // a gate does not answer yet, so it is not taken over
@@ -176,6 +185,7 @@ func New(spec Spec, owner Owner) *Container {
 	}
 	c.host, c.answering = map[string]*place{}, answering.NewSlots()
 	c.endpoints.Store(&c.spec.Endpoints)
+	c.numberRules()
 	return c
 }
 
@@ -223,7 +233,7 @@ func (c *Container) save() error {
 }
 
 func (c *Container) compile() (err error) {
-	c.table, err = policy.NewTable(c.spec.Ingress, c.spec.Egress, c.spec.NameRules...)
+	c.table, err = policy.NewTable(*c.ingress.Load(), c.spec.Egress, c.spec.NameRules...)
 	if err == nil {
 		c.state.Untrapped = c.needsTraps(c.table, c.endpoints.Load(), c.sourcesFor()) == nil
 		err = c.checkTranslation()
@@ -273,8 +283,10 @@ func (c *Container) enforce() error {
 		return err
 	}
 	defer dir.Close()
-	c.enforced, err = enforcer.Enforce(dir, c.table, c.netnsOf)
-	return err
+	if c.enforced, err = enforcer.Enforce(dir, c.table, c.netnsOf); err != nil {
+		return err
+	}
+	return c.admitPods()
 }
 
 func (c *Container) endpointNamed(name string) *endpoint.Endpoint {
@@ -381,6 +393,10 @@ func (c *Container) guard() error {
 // reachLoopback lets sockets that are created on the host first reach the container's own loopback:
 // the loopback is on the host too, or a relay carries datagrams to it.
 func (c *Container) reachLoopback() (err error) {
+	defer c.network.Store(c.ownNS.Cookie()) // not before its packets have the mark
+	if err := c.enforced.UseMark(c.ownNS.Cookie()); err != nil {
+		return err
+	}
 	if c.state.Untrapped {
 		err := c.enforced.UseLoopback(c.ownNS.Cookie())
 		c.setTracing(func(t *tracing) { t.possible = err == nil })

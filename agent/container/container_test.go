@@ -31,6 +31,7 @@ type fakeOwner struct {
 	saved    []State
 	fails    error // Save
 	refuses  error // Reserve
+	pods     map[string]uint64
 }
 
 func (o *fakeOwner) Reserve(list []ports.Reservation) error {
@@ -48,7 +49,13 @@ func (o *fakeOwner) Save(s State) error {
 
 func (o *fakeOwner) Pool() (*gate.Pool, error) { return nil, errors.ErrUnsupported }
 func (o *fakeOwner) Entered()                  {}
-func (o *fakeOwner) Ended()                    {}
+
+func (o *fakeOwner) PodNetwork(uid string) (uint64, bool) {
+	cookie, known := o.pods[uid]
+	return cookie, known
+}
+
+func (o *fakeOwner) Ended() {}
 
 // prepared is a container with its rules and nothing else.
 func prepared(t *testing.T, texts api.Rules) (*Container, *fakeOwner, error) {

@@ -36,7 +36,7 @@ func (c *Container) ListEndpoints() []api.Endpoint {
 	set := c.endpoints.Load()
 	for _, ep := range set.All() {
 		e := api.Endpoint{Container: c.spec.Name, Name: ep.Name, Definition: rules.DefinitionOf(ep), Rules: []string{}}
-		for _, r := range c.spec.Ingress {
+		for _, r := range *c.ingress.Load() {
 			if r.Endpoint.Name == ep.Name {
 				e.Rules = append(e.Rules, "-i "+r.String())
 			}
@@ -157,16 +157,17 @@ func (c *Container) DeleteEndpoint(name string) error {
 
 // nextTable compiles the rules whose endpoints are in the set.
 func (c *Container) nextTable(set *endpoint.Set) (*policy.Table, error) {
-	ingress, egress, err := c.rulesFor(set)
+	ingress, egress, err := c.rulesFor(*c.ingress.Load(), set)
 	if err != nil {
 		return nil, err
 	}
 	return c.table.Next(ingress, egress, c.nameRulesFor(set)...)
 }
 
-// rulesFor returns the rules whose endpoints are in the set.
-func (c *Container) rulesFor(set *endpoint.Set) (ingress []policy.Ingress, egress []policy.Egress, err error) {
-	for _, r := range c.spec.Ingress {
+// rulesFor returns those of some ingress rules, and of the egress rules, whose endpoints are in the
+// set.
+func (c *Container) rulesFor(all []policy.Ingress, set *endpoint.Set) (ingress []policy.Ingress, egress []policy.Egress, err error) {
+	for _, r := range all {
 		ep, err := set.Get(r.Endpoint.Name)
 		if err != nil {
 			continue

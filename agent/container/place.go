@@ -3,6 +3,7 @@ package container
 import (
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"os"
 	"sync"
 
@@ -30,6 +31,8 @@ type place struct {
 }
 
 func (p *place) Cookie() uint64 { return p.ns.Cookie() }
+
+func (p *place) Addresses() ([]netip.Addr, error) { return p.ns.Addresses() }
 
 func (p *place) Do(fn func() error) error { return p.ns.Do(fn) }
 

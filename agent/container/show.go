@@ -34,7 +34,10 @@ func (c *Container) refresh() {
 func (c *Container) describe() Shown {
 	s := Shown{PID: c.state.PID, Ports: []string{}, Egress: []string{}}
 	for _, r := range c.table.IngressRules() {
-		bound, _, _ := strings.Cut(r.String(), "=")
+		bound, _, _ := strings.Cut(r.WithFrom(nil).String(), "=")
+		if len(r.From) > 0 {
+			bound += "+from" // there may be hundreds
+		}
 		s.Ports = append(s.Ports, served(r)+"->"+bound)
 	}
 	for _, r := range c.spec.Egress {

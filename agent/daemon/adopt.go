@@ -65,9 +65,10 @@ func (d *Daemon) adoptAll() error {
 	for _, m := range d.all() {
 		if m.Late() {
 			go d.adoptLate(m)
-		} else {
-			m.Resume()
+			continue
 		}
+		m.letPodsIn() // now all of them are known, or will say so
+		m.Resume()
 	}
 	return nil
 }
@@ -150,6 +151,10 @@ func (d *Daemon) adoptLate(m *managed) {
 		case err == nil:
 			if m.Awaits() {
 				d.awaitProgram(m, adoptedPatience)
+			}
+			m.letPodsIn()
+			if m.Pod != nil {
+				d.admitPod(m.Pod.UID)
 			}
 			d.log.Info("container taken over", "container", m.Name, "gates", m.GateCount())
 			return

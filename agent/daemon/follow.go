@@ -6,10 +6,11 @@ import (
 	"github.com/tsugiki/tsugiki/agent/rules"
 	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/policy"
 )
 
 // followed are the rules of a container that a new grant changes, as texts with their flags.
-type followed struct{ withdrawn, restored, restart []string }
+type followed struct{ withdrawn, restored, changed, restart []string }
 
 // step is a change of a container's endpoints.
 type step struct {
@@ -33,6 +34,12 @@ func (m *managed) follow(want api.Rules) (followed, error) {
 		return followed{}, err
 	}
 	steps, f := plan(&had, &wanted, &now)
+	sources, changed := planSources(had.Ingress, wanted.Ingress, m.Sources())
+	if f.changed = changed; len(changed) > 0 {
+		if err := m.SetSources(sources); err != nil {
+			return f, err
+		}
+	}
 	for _, s := range steps {
 		if s.remove != "" {
 			if err := m.DeleteEndpoint(s.remove); err != nil {
@@ -51,7 +58,8 @@ func (m *managed) follow(want api.Rules) (followed, error) {
 // plan decides which endpoints a container has to lose and to get: rules are in force while their
 // endpoint exists. had are the rules with which the container was registered, and now its present
 // endpoints. Where several rules name an endpoint, to take away one takes away all of them. Rules
-// that the container did not have when it was registered need a new container.
+// that the container did not have when it was registered need a new container. Rules that differ in
+// their sources alone are the same rule here.
 func plan(had, wanted *rules.Rules, now *endpoint.Set) (steps []step, f followed) {
 	named, all := rulesByEndpoint(had), allRules(wanted)
 	for _, ep := range union(had.Endpoints.All(), now.All()) {
@@ -80,6 +88,24 @@ func plan(had, wanted *rules.Rules, now *endpoint.Set) (steps []step, f followed
 	return steps, f
 }
 
+// planSources returns the sources that the rules of a container will have, of which now has the
+// present ones, and the wanted rules that change. Rules that are not wanted keep theirs.
+func planSources(had, wanted []policy.Ingress, now []policy.From) (sources []policy.From, changed []string) {
+	for i, r := range had {
+		from := now[i]
+		at := slices.IndexFunc(wanted, func(w policy.Ingress) bool { return textOf(w) == textOf(r) })
+		if at >= 0 && wanted[at].From.String() != from.String() {
+			from = wanted[at].From
+			changed = append(changed, "-i "+wanted[at].String())
+		}
+		sources = append(sources, from)
+	}
+	return sources, changed
+}
+
+// textOf returns a rule as a text with its flag, without its sources.
+func textOf(r policy.Ingress) string { return "-i " + r.WithFrom(nil).String() }
+
 // endpoints returns the endpoints that the container has now.
 func (m *managed) endpoints() (set endpoint.Set, err error) {
 	for _, e := range m.ListEndpoints() {
@@ -105,12 +131,13 @@ func union(a, b []*endpoint.Endpoint) []*endpoint.Endpoint {
 	return list
 }
 
-// rulesByEndpoint returns rules as texts with their flags, by the name of their endpoint.
+// rulesByEndpoint returns rules as texts with their flags and without sources, by the name of their
+// endpoint.
 func rulesByEndpoint(r *rules.Rules) map[string][]string {
 	texts := map[string][]string{}
 	add := func(ep *endpoint.Endpoint, text string) { texts[ep.Name] = append(texts[ep.Name], text) }
 	for _, in := range r.Ingress {
-		add(in.Endpoint, "-i "+in.String())
+		add(in.Endpoint, textOf(in))
 	}
 	for _, out := range r.Egress {
 		add(out.Endpoint, "-e "+out.String())

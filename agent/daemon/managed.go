@@ -62,8 +62,16 @@ func (m *managed) Save(s container.State) error {
 // Pool implements Owner.
 func (m *managed) Pool() (*gate.Pool, error) { return m.d.gatePool() }
 
+// PodNetwork implements Owner.
+func (m *managed) PodNetwork(uid string) (cookie uint64, known bool) { return m.d.podNetwork(uid) }
+
 // Entered implements Owner.
-func (m *managed) Entered() { m.charge() }
+func (m *managed) Entered() {
+	m.charge()
+	if m.Pod != nil {
+		go m.d.admitPod(m.Pod.UID) // the caller has locked m, which may name its own pod
+	}
+}
 
 // Ended implements Owner. If a container was started again more than once, listeners of ended
 // programs come before the listener of its first program. awaitProgram waits for the latter.

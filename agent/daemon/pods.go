@@ -75,6 +75,33 @@ func (d *Daemon) containersOf(uid string) []*managed {
 	return slices.DeleteFunc(d.all(), func(m *managed) bool { return m.Pod == nil || m.Pod.UID != uid })
 }
 
+// podNetwork returns the network namespace of a pod's containers, if one has begun.
+func (d *Daemon) podNetwork(uid string) (cookie uint64, known bool) {
+	for _, m := range d.containersOf(uid) {
+		if cookie := m.Network(); cookie != 0 {
+			return cookie, true
+		}
+	}
+	return 0, false
+}
+
+// admitPod has the containers let in a pod whose rules name it. Before, nobody could know the pod's
+// network namespace.
+func (d *Daemon) admitPod(uid string) {
+	for _, m := range d.all() {
+		if m.NamesPod(uid) {
+			m.letPodsIn()
+		}
+	}
+}
+
+// letPodsIn does the work of AdmitPods. After an error the pods stay out.
+func (m *managed) letPodsIn() {
+	if err := m.AdmitPods(); err != nil {
+		m.log.Error("pods that rules name are not let in", "err", err)
+	}
+}
+
 // followGrant has a container follow the present grant of its pod. Without one, and with a refusal,
 // nothing is given to it.
 func (d *Daemon) followGrant(m *managed) (followed, error) {
@@ -89,7 +116,7 @@ func (d *Daemon) followGrant(m *managed) (followed, error) {
 
 // follow has all containers of a pod follow its grant.
 func (d *Daemon) follow(uid string) (api.Granted, error) {
-	all := api.Granted{Withdrawn: map[string][]string{}, Restored: map[string][]string{}, Restart: map[string][]string{}}
+	all := api.Granted{Withdrawn: map[string][]string{}, Restored: map[string][]string{}, Changed: map[string][]string{}, Restart: map[string][]string{}}
 	containers := d.containersOf(uid)
 	for _, m := range containers {
 		d.podNotes.note(m.Pod, m.ID)
@@ -98,7 +125,7 @@ func (d *Daemon) follow(uid string) (api.Granted, error) {
 	for _, m := range containers {
 		f, err := d.followGrant(m)
 		errs = append(errs, err)
-		for into, list := range map[*map[string][]string][]string{&all.Withdrawn: f.withdrawn, &all.Restored: f.restored, &all.Restart: f.restart} {
+		for into, list := range map[*map[string][]string][]string{&all.Withdrawn: f.withdrawn, &all.Restored: f.restored, &all.Changed: f.changed, &all.Restart: f.restart} {
 			if len(list) > 0 {
 				(*into)[m.Pod.Container] = list
 			}

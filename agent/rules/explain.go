@@ -87,7 +87,7 @@ func (r *Rules) Explain() ([]Verdict, error) {
 	}
 	list = append(list, Verdict{Call: "connect", Address: "any other", Result: staysInside, Why: "no rule covers it"})
 	for _, rule := range t.IngressRules() {
-		what, _, _ := strings.Cut(rule.String(), "=")
+		what, _, _ := strings.Cut(rule.WithFrom(nil).String(), "=")
 		ports := endpoint.PortRange{First: rule.HostPort(rule.Ports.First), Last: rule.HostPort(rule.Ports.Last)}
 		list = append(list, Verdict{"bind", what, "-i " + rule.String(), rule.Endpoint.Name, servesBy(rule, ports), "an exact address decides, then any address"})
 	}
@@ -230,7 +230,29 @@ func servesBy(rule policy.Ingress, ports endpoint.PortRange) string {
 	if rule.Own {
 		at += "; a TCP server listens in the container's network namespace, too"
 	}
+	if len(rule.From) > 0 {
+		at += "; only for " + sources(rule.From)
+	}
 	return at
+}
+
+// sources names who reaches a server.
+func sources(f policy.From) string {
+	var in, out []string
+	for _, s := range f {
+		switch {
+		case s.Pod != "":
+			in = append(in, "pod "+s.Pod)
+		case s.Except:
+			out = append(out, s.Prefix.String())
+		default:
+			in = append(in, s.Prefix.String())
+		}
+	}
+	if len(out) == 0 {
+		return strings.Join(in, ", ")
+	}
+	return strings.Join(in, ", ") + ", except " + strings.Join(out, ", ")
 }
 
 // serves names the address of an endpoint on the host, with ports of the host.

@@ -101,11 +101,18 @@ func parse(t api.Rules) (Rules, []*TextError) {
 			errs = append(errs, &TextError{"name rules", 0, err})
 		}
 	}
+	if i := slices.IndexFunc(r.Ingress, func(in policy.Ingress) bool { return len(in.From) > 0 }); i >= 0 {
+		errs = append(errs, &TextError{"ingress", 0, fmt.Errorf("%w -i %q: %w", policy.ErrRule, r.Ingress[i], errTranslatedFrom)})
+	}
 	if err := r.splitRanges(); err != nil {
 		errs = append(errs, &TextError{"ingress", 0, err})
 	}
 	return r, errs
 }
+
+// errTranslatedFrom refuses sources where IPv4 is translated: relays and the translation of UDP have
+// other sources than those that they carry.
+var errTranslatedFrom = errors.New("+from: is not for containers whose IPv4 is translated; leave it out, and have a firewall say who connects")
 
 // parseFor reads rules. translated is policy.Parser's Translated.
 func parseFor(t api.Rules, translated bool) (Rules, []*TextError) {

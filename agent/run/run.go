@@ -239,6 +239,9 @@ func (a *Alone) Save(s container.State) error {
 	return a.name.record(leftovers{PID: os.Getpid(), Cgroup: s.Cgroup})
 }
 
+// PodNetwork implements Owner. There are no pods.
+func (a *Alone) PodNetwork(string) (uint64, bool) { return 0, false }
+
 // Pool implements Owner. Gates of a container that ends with this process are never idle.
 func (a *Alone) Pool() (*gate.Pool, error) { return nil, errors.ErrUnsupported }
 

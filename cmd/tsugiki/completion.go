@@ -57,7 +57,7 @@ func completeRun(cmd *cobra.Command) {
 		"netns": func(*cobra.Command, []string, string) ([]string, cobra.ShellCompDirective) {
 			return append(namespaces(), "new"), cobra.ShellCompDirectiveDefault
 		},
-		"ingress": help("ADDR:PORT[-PORT][/tcp|/udp][+own]=ENDPOINT, or =HOST[:PORT] of an address of the host"),
+		"ingress": help("ADDR:PORT[-PORT][/tcp|/udp][+own][+from:PREFIX]=ENDPOINT, or =HOST[:PORT] of an address of the host"),
 		"egress":  help("PREFIX[:PORT[-PORT]]=ENDPOINT, or =HOST of an address of the host"),
 		"publish": help("[ADDR:]HOST:CONTAINER[/tcp|/udp]"),
 		"name":    nothing, "endpoint": nothing,

@@ -48,6 +48,9 @@ Rules choose the sockets that are grafted. All other sockets stay in the contain
   -i ADDR:PORT[-PORT][/tcp]+own=ENDPOINT
                                      a TCP server listens at ADDR and PORT in the container's
                                      own network, too; its accept(2) is slower then
+  -i ADDR:PORT[...][+from:PREFIX]...[+except:PREFIX]...=ENDPOINT
+                                     connections and datagrams are taken from these addresses
+                                     alone, and from the container itself
   -e PREFIX[:PORT[-PORT]][/tcp|/udp]=ENDPOINT
                                      sockets that COMMAND connects to PREFIX and PORT; the
                                      rule with the longest prefix applies

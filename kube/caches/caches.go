@@ -54,8 +54,8 @@ func Endpoints(ctx context.Context, c client.Reader, failed *error) func(name st
 }
 
 // Decide answers the question what a pod is given by ports on a node. Before it reads an endpoint,
-// it calls note with its name.
-func Decide(ctx context.Context, c client.Reader, pod *corev1.Pod, node grant.Node, ports grant.Ports, note func(endpoint string)) (grant.Decision, error) {
+// it calls note with its name. If a rule selects pods of the node, it asks peers for them.
+func Decide(ctx context.Context, c client.Reader, pod *corev1.Pod, node grant.Node, ports grant.Ports, note func(endpoint string), peers func() ([]grant.Peer, error)) (grant.Decision, error) {
 	q := grant.Question{Pod: pod, Node: node, Ports: ports}
 	var err error
 	if q.Namespace, err = Labels(ctx, c, pod.Namespace); err != nil {
@@ -76,6 +76,13 @@ func Decide(ctx context.Context, c client.Reader, pod *corev1.Pod, node grant.No
 	q.Endpoint = func(name string) *v1alpha1.GraftEndpoint {
 		note(name)
 		return find(name)
+	}
+	q.Peers = func() []grant.Peer {
+		list, err := peers()
+		if err != nil {
+			failed = err
+		}
+		return list
 	}
 	d := grant.Decide(&q)
 	return d, failed

@@ -30,7 +30,7 @@ func stripMeta(o client.Object) {
 	o.SetOwnerReferences(nil)
 }
 
-// StripPod keeps of a pod what decisions need, the addresses of its node, and some conditions. It
+// StripPod keeps of a pod what decisions need, its addresses and those of its node, and some conditions. It
 // takes away all annotations.
 func StripPod(p *corev1.Pod, conditions ...corev1.PodConditionType) {
 	stripMeta(p)
@@ -45,7 +45,7 @@ func StripPod(p *corev1.Pod, conditions ...corev1.PodConditionType) {
 		})
 	}
 	p.Status = corev1.PodStatus{
-		Phase: p.Status.Phase, HostIP: p.Status.HostIP, HostIPs: p.Status.HostIPs,
+		Phase: p.Status.Phase, HostIP: p.Status.HostIP, HostIPs: p.Status.HostIPs, PodIPs: p.Status.PodIPs,
 		Conditions: slices.DeleteFunc(p.Status.Conditions, func(c corev1.PodCondition) bool { return !slices.Contains(conditions, c.Type) }),
 	}
 }

@@ -185,7 +185,7 @@ func (c *cluster) slicesOf(ctx context.Context, pod *corev1.Pod) (map[string]*di
 	if len(claims) == 0 || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
 		return all, nil
 	}
-	d, err := caches.Decide(ctx, c.client, pod, nodeOf(pod), claims, func(string) {})
+	d, err := caches.Decide(ctx, c.client, pod, nodeOf(pod), claims, func(string) {}, noPeers)
 	if err != nil {
 		return nil, err
 	}
@@ -203,6 +203,9 @@ func (c *cluster) slicesOf(ctx context.Context, pod *corev1.Pod) (map[string]*di
 	}
 	return all, nil
 }
+
+// noPeers says of which pods a rule takes connections: that is the node's, and changes no port.
+func noPeers() ([]grant.Peer, error) { return nil, nil }
 
 // nodeOf returns the addresses of a pod's node that the kubelet has written: the first one of each
 // family, as tsugiki-kube on the node has them.

@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -13,12 +14,14 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/tsugiki/tsugiki/internal/testkit"
 	"github.com/tsugiki/tsugiki/internal/testkit/engines"
 	"github.com/tsugiki/tsugiki/kube/node"
+	"github.com/tsugiki/tsugiki/kube/v1alpha1"
 )
 
 type subtest struct {
@@ -213,18 +216,49 @@ func (c *cluster) in(pod, container string, args ...string) string {
 	return out
 }
 
+// testNeighbour has a pod that reaches the server's address by the same endpoint as others. The policy
+// of the server tells them apart, by labels, also while all of them run.
 func (c *cluster) testNeighbour() {
 	c.lend(`{apiVersion: tsugiki.dev/v1alpha1, kind: GraftPolicy, metadata: {name: neighbour, namespace: shop},
-		spec: {podSelector: {matchLabels: {app: neighbour}}, egress: [{endpoint: node, to: [10.96.0.0/24]}]}}` +
+		spec: {podSelector: {matchLabels: {app: neighbour}}, egress: [{endpoint: node, to: [198.51.100.1/32], ports: "6379", protocol: TCP}]}}` +
 		"\n---\n" + deployment("neighbour", 1, nil, ""))
 	c.rolledOut("shop", "neighbour")
-	ping := []string{"redis-cli", "-h", testkit.HostAddr4.String(), "ping"}
-	web := c.pods("web")[0].Name
+	// Packets that a server may not hear are dropped.
+	ping := []string{"timeout", "3", "redis-cli", "-h", testkit.HostAddr4.String(), "ping"}
+	web, neighbour := c.pods("web")[0].Name, c.pods("neighbour")[0].Name
+	c.says("PONG\n", neighbour, ping...)
+
+	c.change("add", fmt.Sprintf(sources, `"web", "steady"`))
+	defer c.change("remove", "")
+	testkit.Eventually(c.t, func() error {
+		if out, err := c.exec(neighbour, ping...); err == nil {
+			return fmt.Errorf("the neighbour reaches redis: %q", out)
+		}
+		return nil
+	})
 	c.says("PONG\n", web, ping...)
-	if out, err := c.exec(c.pods("neighbour")[0].Name, ping...); err == nil || strings.Contains(out, "PONG") {
-		c.t.Errorf("the neighbour reaches redis: %q, %v", out, err)
+	c.change("replace", fmt.Sprintf(sources, `"web", "steady", "neighbour"`))
+	c.says("PONG\n", neighbour, ping...)
+}
+
+// sources are who reaches redis.
+const sources = `[{"podSelector": {"matchExpressions": [{"key": "app", "operator": "In", "values": [%s]}]}}]`
+
+// change changes who reaches redis, by its policy.
+func (c *cluster) change(op, value string) {
+	c.t.Helper()
+	patch := map[string]any{"op": op, "path": "/spec/ingress/0/from"}
+	if value != "" {
+		patch["value"] = json.RawMessage(value)
 	}
-	c.says("PONG\n", web, ping...)
+	text, err := json.Marshal([]any{patch})
+	if err == nil {
+		err = c.Admin.Patch(context.Background(), &v1alpha1.GraftPolicy{ObjectMeta: metav1.ObjectMeta{Name: "redis", Namespace: "shop"}},
+			client.RawPatch(types.JSONPatchType, text))
+	}
+	if err != nil {
+		c.t.Fatal(err)
+	}
 }
 
 // testRefused has pods that are not for what they ask for. The events say what to do.

@@ -62,6 +62,9 @@ func CheckPolicy(p *v1alpha1.GraftPolicy, namespace map[string]string, endpoint 
 		if err == nil {
 			err = checkService(p.Namespace, r.Service)
 		}
+		if err == nil {
+			err = checkPeers(r.From, e)
+		}
 		if err != nil {
 			return fmt.Errorf("ingress %d: %w", i, err)
 		}

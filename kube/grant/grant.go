@@ -65,8 +65,10 @@ type Question struct {
 	Policies []*v1alpha1.GraftPolicy
 	// Endpoint returns an endpoint of the cluster; nil if there is none of that name.
 	Endpoint func(name string) *v1alpha1.GraftEndpoint
-	Node     Node
-	Ports    Ports
+	// Peers returns the pods of the node that are not over. It is asked only if a rule selects pods.
+	Peers func() []Peer
+	Node  Node
+	Ports Ports
 }
 
 // Decision is the answer.

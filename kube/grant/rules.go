@@ -36,14 +36,21 @@ func (d *decider) ingress(policy string, r *v1alpha1.IngressRule) error {
 	what := fmt.Sprintf("%d/%s", r.Port, strings.ToLower(string(protocol)))
 	name := digest("in", c.Name, e.Name, what)
 	// A server may have an address of each family.
+	from, err := d.sources(r.From)
+	if err != nil {
+		return err
+	}
 	family := "IPv4 port "
 	if e.Spec.Type == v1alpha1.IPv6 {
 		family = "IPv6 port "
 	}
-	if fresh, err := d.claim(c.Name, family+what, policy, e.Name+own); !fresh || err != nil {
+	if fresh, err := d.claim(c.Name, family+what, policy, e.Name+own+from); !fresh || err != nil {
 		return err
 	}
 	if e.Spec.Type == v1alpha1.Unix {
+		if from != "" {
+			return fmt.Errorf("GraftEndpoint %s: %w", e.Name, errUnixFrom)
+		}
 		d.give(c.Name, fmt.Sprintf("%s type unix path %s", name, e.Spec.Path), fmt.Sprintf("0.0.0.0:%s=%s", what, name), "")
 		return nil
 	}
@@ -66,7 +73,7 @@ func (d *decider) ingress(policy string, r *v1alpha1.IngressRule) error {
 	if addr.Is6() {
 		bind = netip.IPv6Unspecified()
 	}
-	text := fmt.Sprintf("%s/%s%s=%s", netip.AddrPortFrom(bind, uint16(r.Port)), strings.ToLower(string(protocol)), own, name)
+	text := fmt.Sprintf("%s/%s%s=%s", netip.AddrPortFrom(bind, uint16(r.Port)), strings.ToLower(string(protocol)), own+from, name)
 	d.give(c.Name, fmt.Sprintf("%s type %s addr %s port %d", name, strings.ToLower(string(e.Spec.Type)), addr, port), text, "")
 	d.Served = append(d.Served, Served{c.Name, uint16(r.Port), protocol, netip.AddrPortFrom(d.reachable(addr), port), name, r.Service})
 	return nil

@@ -88,7 +88,7 @@ func (n *Node) podsOfNamespace(ctx context.Context, o client.Object) []reconcile
 }
 
 func (n *Node) podsInNamespace(ctx context.Context, o client.Object) []reconcile.Request {
-	return n.podsIn(ctx, o.GetName())
+	return append(n.podsIn(ctx, o.GetName()), n.podsWithPeers(ctx, o)...)
 }
 
 // podsOfEndpoint returns the pods whose policies name an endpoint.

@@ -101,6 +101,7 @@ type known struct {
 	seen      bool       // the pod was in the cache
 	given     bool       // the agent has, or had, a grant or containers of the pod
 	endpoints map[string]bool
+	selects   bool                // its rules select pods of the node
 	restart   map[string][]string // rules that containers do not have, by container
 	decided   *grant.Decision     // of the grant; nil: none
 }
@@ -121,6 +122,7 @@ func Add(m ctrl.Manager, o Options) (*Node, error) {
 	}
 	err := ctrl.NewControllerManagedBy(m).Named("pod").
 		For(&corev1.Pod{}, builder.WithPredicates(predicate.NewPredicateFuncs(n.concerns))).
+		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(n.podsWithPeers), builder.WithPredicates(peerChanged)).
 		Watches(&v1alpha1.GraftPolicy{}, handler.EnqueueRequestsFromMapFunc(n.podsOfNamespace), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		Watches(&v1alpha1.GraftEndpoint{}, handler.EnqueueRequestsFromMapFunc(n.podsOfEndpoint), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		WatchesMetadata(&corev1.Namespace{}, handler.EnqueueRequestsFromMapFunc(n.podsInNamespace), builder.WithPredicates(predicate.LabelChangedPredicate{})).

@@ -33,6 +33,7 @@ func TestNode(t *testing.T) {
 		{"restarts", testRestarts},
 		{"a pod of the same name", testSameName},
 		{"the status of a pod that has gone", testOldStatus},
+		{"pods that a rule selects", testPeers},
 		{"what a node may not do", testPermissions},
 	} {
 		t.Run(test.name, func(t *testing.T) {

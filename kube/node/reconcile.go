@@ -122,19 +122,25 @@ func (n *Node) forget(key types.NamespacedName, k *known) error {
 	return nil
 }
 
-// decide asks what a pod is given, by the caches. It notes an endpoint before it reads it, so that
-// each later change of the endpoint wakes the pod.
+// decide asks what a pod is given, by the caches. It notes an endpoint before it reads it, and that
+// rules select pods before it reads those, so that each later change of these wakes the pod.
 func (n *Node) decide(ctx context.Context, pod *corev1.Pod, k *known) (grant.Decision, error) {
-	asked := map[string]bool{}
+	asked, selects := map[string]bool{}, false
 	d, err := caches.Decide(ctx, n.client, pod, n.Node, n.ports, func(endpoint string) {
 		asked[endpoint] = true
 		n.mu.Lock()
 		k.endpoints[endpoint] = true
 		n.mu.Unlock()
+	}, func() ([]grant.Peer, error) {
+		selects = true
+		n.mu.Lock()
+		k.selects = true
+		n.mu.Unlock()
+		return n.peers(ctx)
 	})
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	k.endpoints = asked
+	k.endpoints, k.selects = asked, selects
 	return d, err
 }
 

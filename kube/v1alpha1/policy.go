@@ -134,11 +134,62 @@ type IngressRule struct {
 	// +optional
 	Own *bool `json:"own,omitempty"`
 
+	// From says who reaches the servers at the endpoint; everybody, if it is not there. The pod's own
+	// containers always do. In the pod's own network (own), the node does, too.
+	//
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=32
+	From []Peer `json:"from,omitempty"`
+
 	// Service is a Service of the policy's namespace, without a selector, whose endpoints the
 	// servers are.
 	//
 	// +optional
 	Service *ServicePort `json:"service,omitempty"`
+}
+
+// Peer is a part of who reaches a server: addresses, or pods of the same node. Pods of other nodes are
+// addresses: those of their network, or of their node if they are grafted.
+//
+// +kubebuilder:validation:XValidation:rule="has(self.ipBlock) != (has(self.podSelector) || has(self.namespaceSelector))",message="a peer has an ipBlock, or a podSelector, a namespaceSelector or both"
+type Peer struct {
+	// IPBlock has addresses.
+	//
+	// +optional
+	IPBlock *IPBlock `json:"ipBlock,omitempty"`
+
+	// PodSelector selects pods of the node; all, if it is not there or {}. Without a
+	// NamespaceSelector, they are of the policy's namespace.
+	//
+	// +optional
+	PodSelector *metav1.LabelSelector `json:"podSelector,omitempty"`
+
+	// NamespaceSelector selects namespaces by their labels; {} selects all.
+	//
+	// +optional
+	NamespaceSelector *metav1.LabelSelector `json:"namespaceSelector,omitempty"`
+}
+
+// IPBlock has the addresses of a prefix.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.except) || !isCIDR(self.cidr) || self.except.all(e, !isCIDR(e) || cidr(self.cidr).containsCIDR(e))",message="except has parts of the cidr"
+type IPBlock struct {
+	// CIDR is a prefix, such as 10.0.0.0/8.
+	//
+	// +kubebuilder:validation:MaxLength=64
+	// +kubebuilder:validation:XValidation:rule="isCIDR(self)",message="write a prefix, as 10.0.0.0/8 or 2001:db8::1/128"
+	CIDR string `json:"cidr"`
+
+	// Except are prefixes in it whose addresses are left out.
+	//
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MaxItems=16
+	// +kubebuilder:validation:items:MaxLength=64
+	// +kubebuilder:validation:XValidation:rule="self.all(e, isCIDR(e))",message="write prefixes, as 10.0.0.0/8 or 2001:db8::1/128"
+	Except []string `json:"except,omitempty"`
 }
 
 // ServicePort is a port of a Service.

@@ -24,7 +24,7 @@ func (e *Enforcement) AllowBind(sock int, b policy.Binding) error {
 		ViewPort: b.View.Port(),
 	}
 	row.Ingress, row.Private, row.Published = boolByte(b.Ingress), boolByte(b.Private), boolByte(b.Published.IsValid())
-	row.Named, row.Netns, row.Call = b.Named, b.Netns, b.Call
+	row.Named, row.Netns, row.Call, row.Rule = b.Named, b.Netns, b.Call, uint32(b.Rule)
 	err := e.remember(sock, b)
 	if err == nil {
 		err = e.bind(sock, row)

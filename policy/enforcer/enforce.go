@@ -42,6 +42,10 @@ type Enforcement struct {
 	}
 	named  names
 	opened opened
+	// pods is AdmitPods' netnsOf; nil: it was not called. Guarded by opened.mu.
+	pods func(uid string) (uint64, bool)
+	// sources has the rows that this process has written, with whether they admit. Guarded likewise.
+	sources map[bpf.PolicySource]bool
 	// The container's loopback on the host, or nil. It is set before the container has a program.
 	loopback   *loopback
 	loopbackID uint32
@@ -225,7 +229,7 @@ func (e *Enforcement) Close() error { return e.close() }
 
 // enforcement returns an Enforcement that is closed once, however often Close is called.
 func enforcement(s *set, id uint32, own tables, t *policy.Table) *Enforcement {
-	e := &Enforcement{set: s, id: id, rows: s.newShared(), tables: own, table: t}
+	e := &Enforcement{set: s, id: id, rows: s.newShared(), tables: own, table: t, sources: map[bpf.PolicySource]bool{}}
 	e.own.row.Id = id
 	e.close = sync.OnceValue(func() error {
 		e.leaveLoopback(false)

@@ -74,7 +74,7 @@ func ServesNames(netns uint64) bool {
 func (e *Enforcement) UseLoopback(netns uint64) error {
 	id := uint32(netns) | loopbackBit
 	e.join(id, nil, false)
-	if err := e.change(func(c *bpf.PolicyContainer) { c.Loopback = id }); err != nil {
+	if err := e.change(func(c *bpf.PolicyContainer) { c.Loopback, c.Mark = id, id }); err != nil {
 		return fmt.Errorf("put loopback on the host: %w", err)
 	}
 	return nil

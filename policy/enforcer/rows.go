@@ -114,6 +114,7 @@ type shared struct {
 	endpoints rows[bpf.PolicyNumber]
 	names     rows[bpf.PolicyNumber]
 	services  rows[bpf.PolicyService]
+	sources   rows[bpf.PolicySource]
 }
 
 // newShared returns the rows of a container without any.
@@ -125,6 +126,7 @@ func (s *set) newShared() *shared {
 		endpoints: rows[bpf.PolicyNumber]{table: s.EndpointByNumber, most: policy.EndpointsMax},
 		names:     rows[bpf.PolicyNumber]{table: s.NameByNumber, most: namedMax},
 		services:  rows[bpf.PolicyService]{table: s.LocationByService, most: servicesMax},
+		sources:   rows[bpf.PolicySource]{table: s.VerdictBySource, most: 2 * policy.SourcesMax},
 	}
 }
 
@@ -142,6 +144,7 @@ func (r *shared) clear() error {
 		r.egress.clear(r.prefixes()),
 		r.services.clear(r.services.list()),
 		r.names.clear(r.names.list()),
+		r.sources.clear(r.sources.list()),
 		r.endpoints.clear(r.endpoints.list()),
 	)
 }
@@ -190,6 +193,7 @@ func (s *set) readShared() (map[uint32]*shared, error) {
 		eachKey(s.EndpointByNumber, func(k bpf.PolicyNumber) { of(k.Container).endpoints.note(k) }),
 		eachKey(s.NameByNumber, func(k bpf.PolicyNumber) { of(k.Container).names.note(k) }),
 		eachKey(s.LocationByService, func(k bpf.PolicyService) { of(k.Owner).services.note(k) }),
+		eachKey(s.VerdictBySource, func(k bpf.PolicySource) { of(k.Container).sources.note(k) }),
 		eachKey(s.LocationByLoopback, func(k bpf.PolicyService) { of(k.Owner).services.note(k) }),
 	)
 	if err != nil {

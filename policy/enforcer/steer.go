@@ -95,7 +95,7 @@ func (e *Enforcement) second(sock int, b policy.Binding) error {
 	if err != nil {
 		return fmt.Errorf("find a socket's network namespace: %w", err)
 	}
-	row := bpf.PolicySecond{Netns: netns, Addr: wordsOf(b.Second.Addr()), Port: b.Second.Port(), Container: e.id}
+	row := bpf.PolicySecond{Netns: netns, Addr: wordsOf(b.Second.Addr()), Port: b.Second.Port(), Rule: uint16(b.SecondRule), Container: e.id}
 	return putInSocket(e.set.SecondBySocket, sock, row)
 }
 

@@ -56,6 +56,9 @@ func (e *Enforcement) Update(t *policy.Table, netnsOf func(*endpoint.Endpoint) u
 	}
 	written, err := e.add(t, netnsOf)
 	if err == nil {
+		err = e.admit(t)
+	}
+	if err == nil {
 		err = e.remove(t, netnsOf)
 	}
 	if err != nil {
@@ -72,6 +75,9 @@ func (e *Enforcement) Update(t *policy.Table, netnsOf func(*endpoint.Endpoint) u
 // caller holds opened.mu.
 func (e *Enforcement) write(t *policy.Table, netnsOf func(*endpoint.Endpoint) uint64) error {
 	if _, err := e.add(t, netnsOf); err != nil {
+		return err
+	}
+	if err := e.admit(t); err != nil {
 		return err
 	}
 	return e.remove(t, netnsOf)

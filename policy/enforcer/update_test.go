@@ -307,7 +307,7 @@ func smallSet(t *testing.T, rows uint32) *set {
 		t.Fatal(err)
 	}
 	small := &set{users: 1}
-	for name, m := range map[string]**ebpf.Map{"egress_by_prefix": &small.EgressByPrefix, "endpoint_by_number": &small.EndpointByNumber, "name_by_number": &small.NameByNumber, "location_by_service": &small.LocationByService, "location_by_loopback": &small.LocationByLoopback} {
+	for name, m := range map[string]**ebpf.Map{"egress_by_prefix": &small.EgressByPrefix, "endpoint_by_number": &small.EndpointByNumber, "name_by_number": &small.NameByNumber, "location_by_service": &small.LocationByService, "location_by_loopback": &small.LocationByLoopback, "verdict_by_source": &small.VerdictBySource} {
 		of := spec.Maps[name].Copy()
 		of.MaxEntries = rows
 		if *m, err = ebpf.NewMap(of); err != nil {

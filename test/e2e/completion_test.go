@@ -59,7 +59,7 @@ func TestCompletion(t *testing.T) {
 			t.Errorf("%s: %q, want %q", tt.words, got, tt.want)
 		}
 	}
-	for flag, says := range map[string]string{"-i": "ADDR:PORT[-PORT][/tcp|/udp][+own]=ENDPOINT", "-e": "PREFIX[:PORT[-PORT]]=ENDPOINT"} {
+	for flag, says := range map[string]string{"-i": "ADDR:PORT[-PORT][/tcp|/udp][+own][+from:PREFIX]=ENDPOINT", "-e": "PREFIX[:PORT[-PORT]]=ENDPOINT"} {
 		if out := succeed(t, command(t, top.Host, tsugiki, "__complete", "run", flag, "")); !strings.Contains(out, says) {
 			t.Errorf("help for %s: %q", flag, out)
 		}

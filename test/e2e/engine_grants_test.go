@@ -23,6 +23,7 @@ func TestGrantsOfPods(t *testing.T) {
 	t.Run("refused", func(t *testing.T) { testGrantRefuses(t, n, client, events) })
 	t.Run("withdrawn and given back", func(t *testing.T) { testGrantChanges(t, n, client) })
 	t.Run("a new agent", func(t *testing.T) { testGrantsAreGone(t, n, client) })
+	t.Run("a neighbour of the node", func(t *testing.T) { testGrantSources(t, n, client) })
 	n.remove(t, "web")
 }
 
@@ -154,5 +155,56 @@ func testGrantsAreGone(t *testing.T, n *node, client *api.Client) {
 	if err := n.Start("web"); err != nil {
 		t.Fatal(err)
 	}
+	n.checkServed(t, "web", servedPort)
+}
+
+// testGrantSources has two neighbours connect to the server of a pod from the same address of the node, of
+// which its rule names one; then the other one, and after a restart of the agent still that one.
+func testGrantSources(t *testing.T, n *node, client *api.Client) {
+	neighbours := []string{"friend", "stranger"}
+	for _, name := range neighbours {
+		g := grantOf(name)
+		g.Containers["main"] = api.Rules{
+			Endpoints: []string{fmt.Sprintf("out type ipv4 addr %s port dynamic", sourceAddr4)}, Egress: []string{hostAddr4 + "/32=out"},
+		}
+		putGrant(t, client, name, g)
+		if err := n.Run(n.pod(name)); err != nil {
+			t.Fatal(err)
+		}
+		defer n.remove(t, name)
+	}
+	reaches := func(name string) error {
+		_, err := n.Exec(name, "timeout", "3", "wget", "-q", "-O", "-", fmt.Sprintf("http://%s:%d/", hostAddr4, servedPort))
+		return err
+	}
+	only := func(when, name string) {
+		t.Helper()
+		// A pod is let in once the agent has heard that its programs have begun.
+		testkit.Eventually(t, func() error { return reaches(name) })
+		for _, other := range neighbours {
+			if other != name && reaches(other) == nil {
+				t.Errorf("%s, %s reaches the server, too", when, other)
+			}
+		}
+		testkit.Eventually(t, func() error { return reaches(name) })
+	}
+	admit := func(name string) {
+		t.Helper()
+		g := grantOf("web")
+		r := g.Containers["main"]
+		r.Ingress = []string{"0.0.0.0:80/tcp+from:pod:" + name + "=in"}
+		g.Containers["main"] = r
+		if a := putGrant(t, client, "web", g); len(a.Changed["main"]) != 1 || len(a.Withdrawn)+len(a.Restart) > 0 {
+			t.Errorf("changed: %+v, want that a rule has other sources", a)
+		}
+	}
+	admit("friend")
+	only("at first", "friend")
+	admit("stranger")
+	only("changed", "stranger")
+	n.agent.kill()
+	n.agent.start()
+	only("after a restart", "stranger")
+	putGrant(t, client, "web", grantOf("web"))
 	n.checkServed(t, "web", servedPort)
 }
