@@ -32,8 +32,8 @@ func TestNode(t *testing.T) {
 		{"resources that go and come back", testWithdrawn},
 		{"restarts", testRestarts},
 		{"a pod of the same name", testSameName},
-		{"the status of a pod that has gone", testOldStatus},
 		{"pods that a rule selects", testPeers},
+		{"the status of a pod that has gone", testOldStatus},
 		{"what a node may not do", testPermissions},
 	} {
 		t.Run(test.name, func(t *testing.T) {
