@@ -72,14 +72,16 @@ func testGrantComes(t *testing.T, n *node, client *api.Client, events <-chan api
 	started := make(chan error, 1)
 	go func() { started <- n.Run(n.pod("web")) }()
 	web := api.Pod{Namespace: "default", Name: "web", UID: "web", Container: "main"}
-	if e := <-events; e.Type != api.PodWaiting || e.Pod != web {
+	e := <-events
+	web.Sandbox = e.Pod.Sandbox // the engine chooses it
+	if e.Type != api.PodWaiting || e.Pod != web || web.Sandbox == "" {
 		t.Fatalf("event %+v, want that %+v waits", e, web)
 	}
 	putGrant(t, client, "web", grantOf("web"))
 	if err := <-started; err != nil {
 		t.Fatal(err)
 	}
-	if e := <-events; e.Type != api.PodRegistered || e.Pod != web {
+	if e = <-events; e.Type != api.PodRegistered || e.Pod != web {
 		t.Errorf("event %+v, want that %+v is registered", e, web)
 	}
 	n.checkServed(t, "web", servedPort)

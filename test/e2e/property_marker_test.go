@@ -35,7 +35,7 @@ const (
 // markOfContainer is what a marker writes for a container's number, without those bits.
 func markOfContainer(number int) uint32 { return markMagic | uint32(number)<<markShift }
 
-// newMarker attaches a marker to a cgroup, whose container's loopback on the host has an id. It stays
+// newMarker attaches a marker to a cgroup, whose container's loopback has an id if it is on the host. It stays
 // until the test ends, or the cgroup's last socket is closed.
 func newMarker(t *testing.T, cgroup string, number int, loopback uint32) {
 	t.Helper()
@@ -52,9 +52,12 @@ func newMarker(t *testing.T, cgroup string, number int, loopback uint32) {
 			asm.LoadMem(asm.R4, asm.R1, ifindex, asm.Word),
 			asm.JNE.Imm(asm.R4, 1, "other"),
 			asm.Mov.Imm32(asm.R4, int32(loopback)),
-			asm.JNE.Reg(asm.R3, asm.R4, "other"),
+			asm.JNE.Reg(asm.R3, asm.R4, "own"),
 			asm.Or.Imm(asm.R2, markOnLoopback),
 			asm.Ja.Label("write"),
+			// A container whose loopback is its own has this mark there (bpf/sources.h).
+			asm.Mov.Imm32(asm.R4, int32(loopback&(1<<30-1)|1<<30)).WithSymbol("own"),
+			asm.JEq.Reg(asm.R3, asm.R4, "write"),
 			asm.Or.Imm(asm.R2, markHadPriority).WithSymbol("other"),
 			asm.StoreMem(asm.R1, mark, asm.R2, asm.Word).WithSymbol("write"),
 			asm.Mov.Imm(asm.R0, 1),
