@@ -46,7 +46,7 @@ type options struct {
 func (o *options) parse(args []string, help io.Writer) error {
 	f := flag.NewFlagSet("vm", flag.ContinueOnError)
 	f.IntVar(&o.rounds, "rounds", 7, "rounds, in each of which every way is measured once")
-	f.DurationVar(&o.duration, "duration", 500*time.Millisecond, "time of one measurement")
+	f.DurationVar(&o.duration, "duration", 400*time.Millisecond, "time of one measurement")
 	f.StringVar(&o.accelerators, "accelerators", "uml", "how guests are executed, separated by commas: uml, tcg")
 	f.StringVar(&o.modes, "modes", strings.Join(modeNames, ","), "ways to measure, separated by commas")
 	f.StringVar(&o.kernel, "kernel", "", "kernel of tcg's guests: the folder that scripts/kernels/fetch.sh prints")
