@@ -31,6 +31,7 @@ deps-bench-forward: ; scripts/deps.sh bench-forward
 deps-bench-offload: ; scripts/deps.sh bench-offload
 deps-bench-peers: ; scripts/deps.sh bench-peers
 deps-bench-translate: ; scripts/deps.sh bench-translate
+deps-bench-vm: ; scripts/deps.sh bench-vm
 
 # What tsugiki --version says.
 STAMP = -ldflags "-X github.com/tsugiki/tsugiki/internal/programs.version=$(shell packaging/version.sh $(VERSION))"
@@ -216,6 +217,14 @@ bench-offload: deps-bench-offload build
 	$(OFFLOAD) -figure control -o bench-offload.json
 	$(OFFLOAD) -figure restart -o bench-offload-restart.json
 
+# Ways of programs in virtual machines, in User-Mode Linux and in QEMU: the host's sockets, TAP, libslirp,
+# and a proxy on the host and in the guest. demo-vm prints the medians, bench-vm all figures.
+VM = $(GO) run ./bench/vm -accelerators uml,tcg -kernel "$$(scripts/kernels/fetch.sh 6.1)" -rounds $(ROUNDS)
+demo-vm: deps-bench-vm build
+	$(VM) -o demo-vm.json
+bench-vm: deps-bench-vm build
+	$(VM) -full -o bench-vm.json
+
 demo: deps-demo build
 	$(GO) run ./bench/demo
 
@@ -224,6 +233,6 @@ demo-translate: deps-bench-translate build
 	unshare -m sh -ec 'mount -t bpf bpf /sys/fs/bpf; exec "$$@"' sh $(GO) run ./bench/demo/translate
 
 clean:
-	rm -rf bin dist man .cache bench.json bench-agent.json bench-charge* bench-forward.json bench-offload*.json demo-offload.json bench-peers.json bench-translate.json density-test
+	rm -rf bin dist man .cache bench.json bench-agent.json bench-charge* bench-forward.json bench-offload*.json demo-offload.json bench-peers.json bench-translate.json bench-vm.json demo-vm.json density-test
 
-.PHONY: all deps deps-demo deps-engines deps-bench-offload deps-kube kube test-kube deps-bench-agent deps-bench-charge deps-bench-peers deps-bench-translate build man install uninstall deb packages generate lint test tests sanitized test-density density-report test-engines test-kernels cover-binaries soak fuzz bench bench-agent bench-charge bench-forward bench-offload demo-offload bench-peers bench-translate demo demo-translate clean
+.PHONY: all deps deps-demo deps-engines deps-bench-offload deps-kube kube test-kube deps-bench-agent deps-bench-charge deps-bench-peers deps-bench-translate deps-bench-vm build man install uninstall deb packages generate lint test tests sanitized test-density density-report test-engines test-kernels cover-binaries soak fuzz bench bench-agent bench-charge bench-forward bench-offload demo-offload bench-peers bench-translate bench-vm demo demo-translate demo-vm clean

@@ -181,9 +181,35 @@ func bound(handle uint32) (int, error) {
 	if err != nil {
 		return -1, fmt.Errorf("make a vsock socket: %w", err)
 	}
-	if err := unix.Bind(fd, &unix.SockaddrVM{CID: unix.VMADDR_CID_ANY, Port: wire.DataPort(handle)}); err != nil {
+	err = unix.Bind(fd, &unix.SockaddrVM{CID: unix.VMADDR_CID_ANY, Port: wire.DataPort(handle)})
+	if err == nil {
+		err = widen(fd)
+	}
+	if err != nil {
 		unix.Close(fd)
 		return -1, fmt.Errorf("bind a vsock socket: %w", err)
 	}
 	return fd, nil
+}
+
+// Options of vsock sockets (linux/vm_sockets.h), at level AF_VSOCK. The values are u64.
+const (
+	vsockBufferSize    = 0
+	vsockBufferMaxSize = 2
+)
+
+// bufferSize is how many bytes the host may send ahead of the program, for all that the program's kernel
+// accepts. It is the guest's memory, and is used only while the program does not read. Linux has 256 KiB,
+// and tells the host what was read when three quarters of that were: the host would have to wait for it,
+// and then the program for the host.
+const bufferSize = 1 << 20
+
+// widen gives a vsock socket, and those that it accepts, room for more bytes.
+func widen(fd int) error {
+	for _, option := range []int{vsockBufferMaxSize, vsockBufferSize} { // the size is at most the other one
+		if err := unix.SetsockoptUint64(fd, unix.AF_VSOCK, option, bufferSize); err != nil {
+			return fmt.Errorf("set its buffer's size: %w", err)
+		}
+	}
+	return nil
 }

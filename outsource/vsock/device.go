@@ -21,6 +21,7 @@ const (
 	repliesMax  = 256 // resets that wait for the guest
 	txBatch     = 64  // packets that are handled before others have their turn
 	turnsMax    = 64
+	owedMax     = 64 // turns of the thread after which the driver is told what was sent
 	chainsMax   = 32 // buffers of the guest that one call fills
 
 	dialPatience   = 10 * time.Second // for the guest's answer
@@ -62,6 +63,7 @@ type Device struct {
 	starved  []*conn // wait for more buffers of the guest
 	replies  []header
 	ending   bool
+	owed     int       // turns since the driver was not told what was sent
 	expired  time.Time // when expire last looked
 
 	// Scratch memory of the thread.
@@ -141,7 +143,8 @@ func (d *Device) run() (err error) {
 	var events [64]unix.EpollEvent
 	busy := false
 	for !d.ending {
-		n, err := unix.EpollWait(d.epoll, events[:], d.patience(busy))
+		patience := d.patience(busy)
+		n, err := unix.EpollWait(d.epoll, events[:], patience)
 		if err != nil && !errors.Is(err, unix.EINTR) {
 			return fmt.Errorf("wait for a guest: %w", err)
 		}
@@ -153,6 +156,7 @@ func (d *Device) run() (err error) {
 		if busy, err = d.work(); err != nil {
 			return err
 		}
+		d.tellSent(n == 0 && patience > 0)
 		d.expire()
 	}
 	return nil
@@ -163,6 +167,8 @@ func (d *Device) patience(busy bool) int {
 	switch {
 	case busy:
 		return 0
+	case d.owed > 0:
+		return 1
 	case d.timed > 0:
 		return 1000
 	}

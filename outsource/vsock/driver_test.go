@@ -248,6 +248,16 @@ func (d *driver) offerOne(i int) {
 // send sends a packet and waits until the device has it.
 func (d *driver) send(h header, data []byte) {
 	d.t.Helper()
+	d.give(h, data)
+	for !d.used(txQueue) {
+		d.wait(txQueue)
+	}
+	d.seen[txQueue]++
+}
+
+// give gives the device a packet.
+func (d *driver) give(h header, data []byte) {
+	d.t.Helper()
 	h.from, h.to, h.length = testCID, HostCID, uint32(len(data))
 	if h.typ == 0 {
 		h.typ = Stream
@@ -258,10 +268,6 @@ func (d *driver) send(h header, data []byte) {
 	copy(d.mem[at+headerSize:], data)
 	d.descriptor(txQueue, 0, at, uint32(headerSize+len(data)), 0, 0)
 	d.make(txQueue, 0)
-	for !d.used(txQueue) {
-		d.wait(txQueue)
-	}
-	d.seen[txQueue]++
 }
 
 // used tells whether the device has given a chain back.

@@ -3,15 +3,11 @@ package vm
 import (
 	"bufio"
 	"bytes"
-	"compress/gzip"
 	"context"
 	"debug/elf"
 	"errors"
 	"fmt"
-	"io"
-	"io/fs"
 	"os"
-	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -21,12 +17,13 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/internal/testkit"
+	"github.com/tsugiki/tsugiki/internal/testkit/machine"
 )
 
 // tsugiki is the command under test.
 var tsugiki string
 
-// preload is testdata/xstate.c, compiled.
+// preload is the library of machine.Preload.
 var preload string
 
 func TestMain(m *testing.M) {
@@ -52,12 +49,9 @@ func build(dir string) error {
 	if err := isStatic("/proc/self/exe"); err != nil {
 		return err
 	}
-	tsugiki, preload = filepath.Join(bin, "tsugiki"), filepath.Join(dir, "xstate.so")
-	out, err := exec.Command("cc", "-O2", "-Wall", "-Werror", "-shared", "-fPIC", "-o", preload, "testdata/xstate.c").CombinedOutput()
-	if err != nil {
-		return fmt.Errorf("compile testdata/xstate.c: %w: %s", err, out)
-	}
-	return nil
+	tsugiki = filepath.Join(bin, "tsugiki")
+	preload, err = machine.Preload(context.Background(), dir)
+	return err
 }
 
 // isStatic says how to build a program of the guest, which has no libraries.
@@ -73,81 +67,17 @@ func isStatic(path string) error {
 	return nil
 }
 
-// modules are what gives User-Mode Linux vsock, in the order in which they are loaded.
-var modules = []string{"vsock", "vmw_vsock_virtio_transport_common", "vmw_vsock_virtio_transport"}
-
-// begin is the start of the guest's first program; the test's script follows.
-const begin = `#!/bin/busybox sh
-/bin/busybox --install -s /bin
-export PATH=/bin
-mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev
-ip link set lo up
-for m in /lib/*.ko; do insmod $m; done
-`
-
-// initramfs makes a guest's root, which has files besides.
+// initramfs makes a guest's root.
 func initramfs(t *testing.T, path, script string) {
 	t.Helper()
-	f, err := os.Create(path)
+	modules, err := machine.UML.Modules("", false)
+	if err == nil {
+		root := machine.Root{Script: script, Modules: modules, Files: map[string]string{"bin/tsugiki": tsugiki, "bin/program": "/proc/self/exe"}}
+		err = root.Write(path)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer f.Close()
-	z, err := gzip.NewWriterLevel(f, gzip.BestSpeed)
-	if err != nil {
-		t.Fatal(err)
-	}
-	a := archive{w: z}
-	for _, dir := range []string{"bin", "dev", "etc", "lib", "proc", "sys", "tmp"} {
-		a.add(dir, unix.S_IFDIR|0o755, nil)
-	}
-	a.add("init", unix.S_IFREG|0o755, []byte(begin+script+"\npoweroff -f\n"))
-	busybox, err := exec.LookPath("busybox")
-	if err != nil {
-		t.Fatal(err)
-	}
-	a.copy("bin/busybox", busybox)
-	a.copy("bin/tsugiki", tsugiki)
-	a.copy("bin/program", "/proc/self/exe")
-	for i, name := range modules {
-		found, _ := filepath.Glob("/usr/lib/uml/modules/*/kernel/net/vmw_vsock/" + name + ".ko")
-		if len(found) == 0 {
-			t.Fatalf("module %s of User-Mode Linux is missing; install the Debian package user-mode-linux", name)
-		}
-		a.copy(fmt.Sprintf("lib/%d.ko", i), found[0])
-	}
-	a.add("TRAILER!!!", 0, nil)
-	if err := errors.Join(a.err, z.Close(), f.Close()); err != nil && !errors.Is(err, fs.ErrClosed) {
-		t.Fatal(err)
-	}
-}
-
-// archive writes a cpio archive, in the format of the kernel's initramfs
-// (Documentation/driver-api/early-userspace/buffer-format.rst).
-type archive struct {
-	w    io.Writer
-	last int
-	err  error
-}
-
-func (a *archive) add(name string, mode uint32, data []byte) {
-	a.last++
-	links := 1
-	var b bytes.Buffer
-	fmt.Fprintf(&b, "070701%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%08x%s\x00",
-		a.last, mode, 0, 0, links, 0, len(data), 0, 0, 0, 0, len(name)+1, 0, name)
-	pad := func() { b.Write(make([]byte, -b.Len()&3)) }
-	pad()
-	b.Write(data)
-	pad()
-	_, err := a.w.Write(b.Bytes())
-	a.err = errors.Join(a.err, err)
-}
-
-func (a *archive) copy(name, from string) {
-	data, err := os.ReadFile(from)
-	a.err = errors.Join(a.err, err)
-	a.add(name, unix.S_IFREG|0o755, data)
 }
 
 // guest is a virtual machine that runs.
@@ -161,8 +91,8 @@ type guest struct {
 // the guest has powered off by itself, and nothing of it is left on the host.
 func boot(t *testing.T, h *testkit.Namespace, script string, flags ...string) *guest {
 	t.Helper()
-	if _, err := exec.LookPath("linux.uml"); err != nil {
-		t.Skip("needs User-Mode Linux (Debian package user-mode-linux, x86-64)")
+	if err := machine.UML.Needs(); err != nil {
+		t.Skipf("skip: %v", err)
 	}
 	dir := t.TempDir()
 	socket, root := filepath.Join(dir, "vsock"), filepath.Join(dir, "initramfs")
@@ -171,12 +101,11 @@ func boot(t *testing.T, h *testkit.Namespace, script string, flags ...string) *g
 
 	ctx, cancel := context.WithTimeout(context.Background(), 3*testkit.Patience)
 	t.Cleanup(cancel)
-	uml := h.Command(ctx, "linux.uml", "mem=256M", "initrd="+root, "con=null", "con0=null,fd:1", "uml_dir="+dir, "umid=guest",
-		"rdinit=/init", "quiet", "panic=-1", "virtio_uml.device="+socket+":19")
-	// The guest's memory is a file in TMPDIR, which has to let programs be executed.
-	uml.Env = append(os.Environ(), "TMPDIR=/dev/shm", "LD_PRELOAD="+preload)
-	uml.SysProcAttr.Setpgid = true // it has helper processes
-	uml.Cancel = func() error { return unix.Kill(-uml.Process.Pid, unix.SIGKILL) }
+	m := machine.Machine{Accelerator: machine.UML, Dir: dir, Initramfs: root, Preload: preload, Vsock: socket}
+	uml, err := m.Command(ctx, h)
+	if err != nil {
+		t.Fatal(err)
+	}
 	console, err := uml.StdoutPipe()
 	if err == nil {
 		uml.Stderr = uml.Stdout
