@@ -69,6 +69,9 @@ install:
 		> $(DESTDIR)$(PREFIX)/share/pkgconfig/tsugiki-graft.pc
 	install -D -m 644 -t $(DESTDIR)$(PREFIX)/lib/systemd/system $(UNITS)
 	sed -i 's|/usr/bin/|$(PREFIX)/bin/|' $(addprefix $(DESTDIR)$(PREFIX)/lib/systemd/system/,$(notdir $(UNITS)))
+	for f in hooks/tsugiki scripts/init-premount/tsugiki; do set -e; \
+		install -D packaging/initramfs/$$f $(DESTDIR)$(PREFIX)/share/initramfs-tools/$$f && \
+		sed -i 's|/usr/bin/|$(PREFIX)/bin/|' $(DESTDIR)$(PREFIX)/share/initramfs-tools/$$f; done
 	[ -e $(DESTDIR)/etc/tsugiki/agent.toml ] || install -D -m 644 -t $(DESTDIR)/etc/tsugiki packaging/agent.toml
 	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/tsugiki/docs $(wildcard docs/*.md)
 	install -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/tsugiki README.md CHANGELOG.md SECURITY.md
@@ -85,6 +88,7 @@ uninstall:
 	rm -f $(DESTDIR)$(PREFIX)/share/man/man1/tsugiki.1 $(DESTDIR)$(PREFIX)/share/man/man1/tsugiki-*.1
 	rm -f $(DESTDIR)$(PREFIX)/share/man/man5/tsugiki-agent.toml.5
 	rm -f $(addprefix $(DESTDIR)$(PREFIX)/lib/systemd/system/,$(notdir $(UNITS)))
+	rm -f $(addprefix $(DESTDIR)$(PREFIX)/share/initramfs-tools/,hooks/tsugiki scripts/init-premount/tsugiki)
 	rm -f $(DESTDIR)$(PREFIX)/share/pkgconfig/tsugiki-graft.pc
 	rm -f $(addprefix $(DESTDIR)$(PREFIX)/share/,bash-completion/completions/tsugiki zsh/$(ZSH)/_tsugiki fish/vendor_completions.d/tsugiki.fish)
 	rm -rf $(addprefix $(DESTDIR)$(PREFIX)/,lib/tsugiki include/tsugiki share/doc/tsugiki)

@@ -109,11 +109,21 @@ func guestRunCommand() *cobra.Command {
 	var verbose bool
 	cmd := &cobra.Command{
 		Use:   "run [flags] -- COMMAND [ARG...]",
-		Short: "In a virtual machine, run a program whose TCP sockets are the host's",
+		Short: "In a virtual machine, run a program whose sockets are the host's",
 		Long: `Run is for the inside of a virtual machine, whose host runs tsugiki guest attach. It starts COMMAND,
 has the host make COMMAND's TCP sockets, and ends with COMMAND's exit status after the last program
-that COMMAND has left behind has ended.`,
-		Example:               `  tsugiki guest run -- wget http://198.51.100.2/`,
+that COMMAND has left behind has ended.
+
+While at least one of them runs as root, datagrams (UDP) of all programs in the guest leave by the
+host, where the guest has no other route. That needs the module tun. For names, /etc/resolv.conf
+has to list a nameserver that is not at the loopback: with --translate any address, else one to
+which a rule leads.
+
+A service is run by tsugiki-guest@NAME.service, whose command is in /etc/tsugiki/guest/NAME. The
+program /etc/tsugiki/guest/initramfs, if there is one, runs in the initramfs (initramfs-tools).`,
+		Example: `  tsugiki guest run -- wget http://198.51.100.2/
+  echo "COMMAND=/usr/sbin/nginx -g 'daemon off;'" > /etc/tsugiki/guest/web
+  systemctl enable --now tsugiki-guest@web`,
 		DisableFlagsInUseLine: true,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) == 0 {

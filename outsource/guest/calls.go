@@ -190,6 +190,7 @@ func (s *supervisor) bind(c *caller, k *kind) (answer, error) {
 	if reply.Errno != 0 || reply.Flags&wire.FlagLocal != 0 {
 		return answer{errno: unix.Errno(reply.Errno), proceed: reply.Errno == 0}, nil
 	}
+	defer s.control.got(reply.Handle)
 	file, err := s.standIn(k, reply.Handle)
 	if err == nil {
 		defer unix.Close(file)

@@ -89,6 +89,9 @@ func (s *supervisor) handle(n *notification) (answer, error) {
 	if err != nil || !k.ours() {
 		return carryOn, faultOf(err)
 	}
+	if k.datagrams {
+		return s.handleDatagrams(c, k)
+	}
 	switch n.nr {
 	case unix.SYS_CONNECT:
 		return s.connect(c, k)
@@ -117,6 +120,19 @@ func (s *supervisor) handle(n *notification) (answer, error) {
 	return carryOn, nil
 }
 
+// handleDatagrams answers a call on a UDP socket.
+func (s *supervisor) handleDatagrams(c *caller, k *kind) (answer, error) {
+	switch c.nr {
+	case unix.SYS_CONNECT:
+		return s.connectDatagrams(c, k)
+	case unix.SYS_BIND:
+		return s.bindDatagrams(c, k)
+	case unix.SYS_GETSOCKNAME:
+		return s.nameDatagrams(c, k)
+	}
+	return carryOn, nil
+}
+
 // faultOf makes an errno of a call of ours an error without one: it is not the program's.
 func faultOf(err error) error {
 	var errno unix.Errno
@@ -133,10 +149,11 @@ type kind struct {
 	handle    uint32 // of an outsourced socket; else 0
 	connected bool   // an outsourced socket is
 	fresh     bool   // a TCP socket of the guest's is neither connected nor listening
+	datagrams bool   // a UDP socket
 }
 
 // ours tells whether the socket is outsourced, or may be.
-func (k *kind) ours() bool { return k.handle != 0 || k.fresh }
+func (k *kind) ours() bool { return k.handle != 0 || k.fresh || k.datagrams }
 
 // inspect asks the kernel about a file.
 func inspect(file int) (*kind, error) {
@@ -150,23 +167,23 @@ func inspect(file int) (*kind, error) {
 	}
 	switch k.family {
 	case unix.AF_INET, unix.AF_INET6:
-		k.fresh, err = isFreshTCP(file)
+		var protocol int
+		if protocol, err = unix.GetsockoptInt(file, unix.SOL_SOCKET, unix.SO_PROTOCOL); err != nil {
+			return k, fmt.Errorf("inspect socket: %w", err)
+		}
+		k.datagrams = protocol == unix.IPPROTO_UDP
+		if protocol == unix.IPPROTO_TCP {
+			k.fresh, err = isFreshTCP(file)
+		}
 	case unix.AF_VSOCK:
 		k.handle, k.connected = handleOf(file)
 	}
 	return k, err
 }
 
-// isFreshTCP tells whether a socket is one of TCP that has no peer and does not listen.
+// isFreshTCP tells whether a TCP socket has no peer and does not listen.
 func isFreshTCP(file int) (bool, error) {
 	const closed = 7 // TCP_CLOSE of linux/tcp_states.h
-	protocol, err := unix.GetsockoptInt(file, unix.SOL_SOCKET, unix.SO_PROTOCOL)
-	if err != nil {
-		return false, fmt.Errorf("inspect socket: %w", err)
-	}
-	if protocol != unix.IPPROTO_TCP {
-		return false, nil
-	}
 	info, err := unix.GetsockoptTCPInfo(file, unix.IPPROTO_TCP, unix.TCP_INFO)
 	if err != nil {
 		return false, fmt.Errorf("inspect socket: %w", err)

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -34,6 +35,8 @@ type handle struct {
 	vm     *VM
 	id     uint32
 	stream *stream // whose end ends the handle, unless it is joined
+
+	told atomic.Bool // the guest knows the handle
 
 	calls sync.Mutex // held during a call of the engine or on the socket, which changes neither meanwhile
 

@@ -169,14 +169,15 @@ func (h *handle) dial(listener uint32) error {
 func (h *handle) isAlive() bool {
 	ctx, cancel := context.WithTimeout(context.Background(), alivePatience)
 	defer cancel()
-	return h.stream != nil && h.stream.isAlive(ctx, h.id)
+	return h.stream != nil && h.stream.isAlive(ctx, wire.Message{Handle: h.id})
 }
 
 // alivePatience is how long a supervisor may take to answer. A program counts as there until its
 // supervisor says that it has gone, or has gone itself.
 const alivePatience = 5 * time.Second
 
-func (s *stream) isAlive(ctx context.Context, id uint32) bool {
+// isAlive asks about a handle or a UDP port.
+func (s *stream) isAlive(ctx context.Context, about wire.Message) bool {
 	answer := make(chan bool, 1)
 	s.mu.Lock()
 	if s.over {
@@ -192,7 +193,8 @@ func (s *stream) isAlive(ctx context.Context, id uint32) bool {
 		defer s.mu.Unlock()
 		delete(s.alive, question)
 	}()
-	if err := s.write(&wire.Message{Op: wire.Alive, ID: question, Handle: id}); err != nil {
+	about.Op, about.ID = wire.Alive, question
+	if err := s.write(&about); err != nil {
 		s.conn.Close() // the guest does not read
 		return false
 	}
@@ -231,7 +233,7 @@ func (v *VM) sweep(except *handle) bool {
 	for s, servers := range v.servers(except) {
 		all.Go(func() {
 			for _, h := range servers {
-				if ctx.Err() == nil && !s.isAlive(ctx, h.id) {
+				if ctx.Err() == nil && !s.isAlive(ctx, wire.Message{Handle: h.id}) {
 					some.Store(true)
 					all.Go(h.remove)
 				}
@@ -242,13 +244,14 @@ func (v *VM) sweep(except *handle) bool {
 	return some.Load()
 }
 
-// servers returns the handles that may have a port, except one, by their streams.
+// servers returns the handles that may have a port, except one, by their streams. Of a handle that the guest
+// does not know yet, it would say that no program has it.
 func (v *VM) servers(except *handle) map[*stream][]*handle {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	servers := map[*stream][]*handle{}
 	for _, h := range v.handles {
-		if h != except && h.stream != nil && (h.in(listening) || h.in(idle)) {
+		if h != except && h.stream != nil && h.told.Load() && (h.in(listening) || h.in(idle)) {
 			servers[h.stream] = append(servers[h.stream], h)
 		}
 	}

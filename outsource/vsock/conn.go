@@ -47,7 +47,7 @@ type conn struct {
 	sock   int // its file, once the connection is open; else -1
 
 	readable, writable bool // as far as epoll has said
-	hung               bool // epoll said that there will be an end or an error
+	hung               bool // epoll said that there will be an end or an error, or is an urgent byte, at which reads end
 
 	// To the guest. Counters wrap around.
 	alloc, taken, sent uint32 // what the guest has room for, has taken, and was sent

@@ -199,7 +199,7 @@ func (d *Device) event(file int, events uint32) error {
 	if c == nil {
 		return nil
 	}
-	c.hung = c.hung || events&(unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0
+	c.hung = c.hung || events&(unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR|unix.EPOLLPRI) != 0
 	c.readable = c.readable || events&^unix.EPOLLOUT != 0
 	if events&(unix.EPOLLOUT|unix.EPOLLERR|unix.EPOLLHUP) != 0 {
 		c.writable = true

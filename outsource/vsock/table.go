@@ -45,7 +45,7 @@ func (d *Device) dequeue(c *conn) {
 func (d *Device) opened(c *conn, s Socket) {
 	c.state, c.socket, c.sock = open, s, s.File
 	d.bySock[c.sock] = c
-	if err := d.watch(c.sock, unix.EPOLLIN|unix.EPOLLOUT|unix.EPOLLRDHUP|unix.EPOLLET); err != nil {
+	if err := d.watch(c.sock, unix.EPOLLIN|unix.EPOLLOUT|unix.EPOLLRDHUP|unix.EPOLLPRI|unix.EPOLLET); err != nil {
 		d.reset(c)
 		return
 	}

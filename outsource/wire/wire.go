@@ -12,7 +12,7 @@
 // reply; the host ends a stream that has more:
 //
 //	op       from the guest                           reply
-//	Hello    Number: the version                      Number: the version; Name: the guest's IPv4 address
+//	Hello    Number: the version                      Number: the version; Name, Peer: the guest's addresses
 //	Connect  Handle, or 0; Type; Name: to; Options    Handle, Errno: 0 or EINPROGRESS, or why it failed
 //	Bind     Type; Name; Options                      Handle, Name; FlagLocal: no rule covers it
 //	Listen   Handle; Number: backlog                  Errno, Name
@@ -21,9 +21,15 @@
 //	Set      Handle; Options                          Errno
 //	Close    Handle                                   Errno
 //
+// The guest's addresses are those of its sockets that are not the host's: of IPv4, and of IPv6 if its
+// datagrams may leave by that. A UDP socket has no handle, but its port in the guest. Type is SOCK_DGRAM:
+//
+//	Connect  Name: to; Number: port                   Errno, or Name: of the socket, as the peer sees it
+//	Bind     Name; Options                            Errno; FlagLocal: no rule covers it
+//
 // The host sends one request, which the supervisor answers:
 //
-//	Alive    Handle, of a Bind                        Errno: 0, or ENOENT if no program has the socket
+//	Alive    Handle, or Type and Number, of a Bind    Errno: 0, or ENOENT if no program has the socket
 //
 // A reply has the op and the id of its request, and FlagReply. Errno is one of Linux's generic
 // numbers; 0 is success. An errno is always the host kernel's answer, or that of a rule. A fault of
@@ -68,7 +74,7 @@ import (
 )
 
 // Version is the protocol's. It changes with each change of a message or of a meaning.
-const Version = 2
+const Version = 3
 
 // RequestsMax is how many requests of a stream may wait for their reply. So the host always reads on:
 // the supervisor's answers come behind its requests.
@@ -76,9 +82,10 @@ const RequestsMax = 64
 
 // Ports of vsock. Data ports have a handle in their lower 24 bits.
 const (
-	ControlPort = 7450
-	dataPorts   = 0x5c000000
-	HandleMax   = 1<<24 - 1
+	ControlPort  = 7450
+	DatagramPort = 7451 // see datagram.go
+	dataPorts    = 0x5c000000
+	HandleMax    = 1<<24 - 1
 )
 
 // DataPort is the port of a handle's data connection.

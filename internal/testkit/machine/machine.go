@@ -50,14 +50,14 @@ func (a Accelerator) Needs() error {
 	return nil
 }
 
-// modules are those of the kernel that give a guest vsock and a network card, in the order in which
-// they are loaded. What is not here is built into the kernel.
+// modules are those of the kernel that give a guest vsock, the device of its datagrams and a network card,
+// in the order in which they are loaded. What is not here is built into the kernel.
 var modules = map[Accelerator][]string{
-	UML: {"net/vmw_vsock/vsock", "net/vmw_vsock/vmw_vsock_virtio_transport_common", "net/vmw_vsock/vmw_vsock_virtio_transport"},
+	UML: {"net/vmw_vsock/vsock", "net/vmw_vsock/vmw_vsock_virtio_transport_common", "net/vmw_vsock/vmw_vsock_virtio_transport", "drivers/net/tun"},
 	TCG: {
 		"drivers/virtio/virtio_ring", "drivers/virtio/virtio", "drivers/virtio/virtio_pci_modern_dev", "drivers/virtio/virtio_pci_legacy_dev",
 		"drivers/virtio/virtio_pci", "net/vmw_vsock/vsock", "net/vmw_vsock/vmw_vsock_virtio_transport_common", "net/vmw_vsock/vmw_vsock_virtio_transport",
-		"net/core/failover", "drivers/net/net_failover", "drivers/net/virtio_net",
+		"net/core/failover", "drivers/net/net_failover", "drivers/net/virtio_net", "drivers/net/tun",
 	},
 }
 
@@ -125,10 +125,14 @@ type Machine struct {
 	// "tcp:198.51.100.1:8080-:80".
 	NAT      bool
 	Forwards []string
+	Memory   int // MiB; 0: 256
+	// By are words that precede the VMM's command, such as those of a shell that enters a cgroup.
+	By []string
 	// Keyboard says that standard input is the guest's console, too.
 	Keyboard bool
 }
 
+// memoryMiB is a guest's memory, unless it needs another.
 const memoryMiB = 256
 
 // Command is the VMM, in a network namespace. Its standard output is the guest's console. It ends when
@@ -141,6 +145,7 @@ func (m *Machine) Command(ctx context.Context, ns *testkit.Namespace) (*testkit.
 	if m.Accelerator == UML {
 		argv = m.uml()
 	}
+	argv = slices.Concat(m.By, argv)
 	vmm := ns.Command(ctx, argv[0], argv[1:]...)
 	if m.Accelerator == UML {
 		// The guest's memory is a file in TMPDIR, which has to let programs be executed.
@@ -151,13 +156,20 @@ func (m *Machine) Command(ctx context.Context, ns *testkit.Namespace) (*testkit.
 	return vmm, nil
 }
 
+func (m *Machine) memory() int {
+	if m.Memory == 0 {
+		return memoryMiB
+	}
+	return m.Memory
+}
+
 func (m *Machine) uml() []string {
 	console := "con0=null,fd:1"
 	if m.Keyboard {
 		console = "con0=fd:0,fd:1"
 	}
 	argv := []string{
-		"linux.uml", fmt.Sprintf("mem=%dM", memoryMiB), "initrd=" + m.Initramfs, "con=null", console, "uml_dir=" + m.Dir, "umid=guest",
+		"linux.uml", fmt.Sprintf("mem=%dM", m.memory()), "initrd=" + m.Initramfs, "con=null", console, "uml_dir=" + m.Dir, "umid=guest",
 		"rdinit=/init", "quiet", "panic=-1",
 	}
 	if m.Vsock != "" {
@@ -173,8 +185,8 @@ func (m *Machine) uml() []string {
 // to a device.
 func (m *Machine) qemu() []string {
 	argv := []string{
-		"qemu-system-x86_64", "-M", "q35,memory-backend=mem", "-accel", "tcg", "-cpu", "max", "-m", fmt.Sprint(memoryMiB),
-		"-object", fmt.Sprintf("memory-backend-memfd,id=mem,size=%dM,share=on", memoryMiB), "-nodefaults", "-display", "none", "-no-reboot",
+		"qemu-system-x86_64", "-M", "q35,memory-backend=mem", "-accel", "tcg", "-cpu", "max", "-m", fmt.Sprint(m.memory()),
+		"-object", fmt.Sprintf("memory-backend-memfd,id=mem,size=%dM,share=on", m.memory()), "-nodefaults", "-display", "none", "-no-reboot",
 		"-serial", "stdio", "-kernel", filepath.Join(m.Kernel, "vmlinuz"), "-initrd", m.Initramfs,
 		"-append", "console=ttyS0 rdinit=/init quiet panic=-1 no_timer_check tsc=reliable",
 	}

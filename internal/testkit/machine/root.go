@@ -30,8 +30,9 @@ type Root struct {
 // begin is the start of the guest's first program.
 const begin = `#!/bin/busybox sh
 /bin/busybox --install -s /bin
-export PATH=/bin
+export PATH=/bin:/sbin:/usr/bin:/usr/sbin HOME=/tmp
 mount -t proc proc /proc; mount -t sysfs sys /sys; mount -t devtmpfs dev /dev
+ln -s /proc/self/fd /dev/fd
 for m in /lib/*.ko; do insmod $m; done
 ip link set lo up
 `
@@ -48,10 +49,12 @@ func (r *Root) Write(to string) (err error) {
 		return err
 	}
 	a := archive{w: z, folders: map[string]bool{".": true}}
-	for _, dir := range []string{"bin", "dev", "etc", "lib", "proc", "sys", "tmp"} {
+	for _, dir := range []string{"bin", "dev", "etc", "lib", "proc", "run", "sys", "tmp"} {
 		a.folder(dir)
 	}
 	a.file("init", []byte(begin+r.Script+"\npoweroff -f\n"))
+	a.file("etc/passwd", []byte("root:x:0:0::/:/bin/sh\n"))
+	a.file("etc/group", []byte("root:x:0:\n"))
 	busybox, err := exec.LookPath("busybox")
 	if err != nil {
 		return err
