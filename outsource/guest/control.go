@@ -26,6 +26,14 @@ type control struct {
 	waiting map[uint32]chan *wire.Message
 	last    uint32
 	own     netip.Addr // what the host says
+	shared  bool       // likewise: see wire.FlagShared
+}
+
+// isShared tells whether data connections go to one port of the host's.
+func (c *control) isShared() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.shared
 }
 
 func newControl() *control { return &control{slots: make(chan struct{}, wire.RequestsMax)} }
@@ -87,6 +95,7 @@ func (c *control) open() error {
 		return err
 	}
 	c.file, c.own, c.waiting = f, reply.Name.Addr(), map[uint32]chan *wire.Message{}
+	c.shared = reply.Flags&wire.FlagShared != 0
 	go c.read(f, c.waiting)
 	return nil
 }

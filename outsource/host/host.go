@@ -71,7 +71,9 @@ type Config struct {
 	UID, GID int
 	// Own is the IPv4 address that a guest without a network card may give itself.
 	Own netip.Addr
-	Log *slog.Logger
+	// Shared says that the guest has no data ports of the host but DataPort(0): see package stream.
+	Shared bool
+	Log    *slog.Logger
 }
 
 // VM has the sockets of one guest. It is a vsock.Handler.
@@ -84,7 +86,8 @@ type VM struct {
 
 	mu      sync.Mutex // guards what follows
 	handles map[uint32]*handle
-	last    uint32 // handle that was given
+	aliases map[alias]uint32 // handles by the names that they have in the guest
+	last    uint32           // handle that was given
 	failed  []uint32
 	streams int
 	over    bool
@@ -92,7 +95,7 @@ type VM struct {
 
 // New returns a VM whose connections a guest has.
 func New(c Config, g vsock.Guest) *VM {
-	return &VM{Config: c, guest: g, handles: map[uint32]*handle{}, sweeping: make(chan struct{}, 1)}
+	return &VM{Config: c, guest: g, handles: map[uint32]*handle{}, aliases: map[alias]uint32{}, sweeping: make(chan struct{}, 1)}
 }
 
 // Close ends all handles.

@@ -20,6 +20,7 @@
 //	Get      Handle; one Option: its Value's size     Options: its value
 //	Set      Handle; Options                          Errno
 //	Close    Handle                                   Errno
+//	Which    Handle, of a listener; Number: a port    Handle, of the connection that the listener has from it
 //
 // The host sends one request, which the supervisor answers:
 //
@@ -36,8 +37,10 @@
 // resets are those of the socket. The handle ends with its data connection. A handle that has none
 // ends with Close, or with the control stream that made it.
 //
-// Where a transport does not let its user choose port numbers (hybrid unix sockets), a data
-// connection goes to DataPort(0), and begins with a Preamble.
+// Over hybrid unix sockets and AF_VSOCK (package stream), the reply to Hello has FlagShared. Then a data
+// connection of the guest's goes to DataPort(0) from the handle's data port, and begins with a Preamble,
+// which the host sends back once its socket is connected. The port from which the host connects may be any:
+// the guest asks for the handle (Which).
 //
 // # Format
 //
@@ -68,7 +71,7 @@ import (
 )
 
 // Version is the protocol's. It changes with each change of a message or of a meaning.
-const Version = 2
+const Version = 3
 
 // RequestsMax is how many requests of a stream may wait for their reply. So the host always reads on:
 // the supervisor's answers come behind its requests.
@@ -104,6 +107,7 @@ const (
 	Set
 	Close
 	Alive
+	Which
 	ops
 )
 
@@ -113,7 +117,9 @@ const (
 	FlagLocal             // no rule covers the address of a Bind
 	// Flag6 says that the program's socket is of AF_INET6.
 	Flag6
-	flags = FlagReply | FlagLocal | Flag6
+	// FlagShared says that data connections go to DataPort(0).
+	FlagShared
+	flags = FlagReply | FlagLocal | Flag6 | FlagShared
 )
 
 // Limits of a message.
