@@ -85,8 +85,8 @@ ip link set lo up
 for m in /lib/*.ko; do insmod $m; done
 `
 
-// initramfs makes a guest's root, which has files besides.
-func initramfs(t *testing.T, path, script string) {
+// initramfs makes a guest's root, which has files besides. Those of extra are in the folder of that name.
+func initramfs(t *testing.T, path, script string, extra ...string) {
 	t.Helper()
 	f, err := os.Create(path)
 	if err != nil {
@@ -98,7 +98,7 @@ func initramfs(t *testing.T, path, script string) {
 		t.Fatal(err)
 	}
 	a := archive{w: z}
-	for _, dir := range []string{"bin", "dev", "etc", "lib", "proc", "sys", "tmp"} {
+	for _, dir := range []string{"bin", "dev", "etc", "extra", "lib", "proc", "sys", "tmp"} {
 		a.add(dir, unix.S_IFDIR|0o755, nil)
 	}
 	a.add("init", unix.S_IFREG|0o755, []byte(begin+script+"\npoweroff -f\n"))
@@ -109,6 +109,9 @@ func initramfs(t *testing.T, path, script string) {
 	a.copy("bin/busybox", busybox)
 	a.copy("bin/tsugiki", tsugiki)
 	a.copy("bin/program", "/proc/self/exe")
+	for _, file := range extra {
+		a.copy("extra/"+filepath.Base(file), file)
+	}
 	for i, name := range modules {
 		found, _ := filepath.Glob("/usr/lib/uml/modules/*/kernel/net/vmw_vsock/" + name + ".ko")
 		if len(found) == 0 {
@@ -155,6 +158,9 @@ type guest struct {
 	t     *testing.T
 	lines chan string // of its console
 	seen  []string
+
+	kill   func() error // ends the VMM
+	killed bool         // the test has done so
 }
 
 // boot attaches a guest to a host, with flags of tsugiki guest attach, and boots it. At the end of the test
@@ -168,7 +174,12 @@ func boot(t *testing.T, h *testkit.Namespace, script string, flags ...string) *g
 	socket, root := filepath.Join(dir, "vsock"), filepath.Join(dir, "initramfs")
 	initramfs(t, root, script)
 	attach(t, h, socket, filepath.Join(dir, "run"), flags)
+	return start(t, h, dir, socket, root)
+}
 
+// start boots a guest whose device somebody serves at a socket.
+func start(t *testing.T, h *testkit.Namespace, dir, socket, root string) *guest {
+	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 3*testkit.Patience)
 	t.Cleanup(cancel)
 	uml := h.Command(ctx, "linux.uml", "mem=256M", "initrd="+root, "con=null", "con0=null,fd:1", "uml_dir="+dir, "umid=guest",
@@ -185,7 +196,7 @@ func boot(t *testing.T, h *testkit.Namespace, script string, flags ...string) *g
 	if err != nil {
 		t.Fatal(err)
 	}
-	g := &guest{t: t, lines: make(chan string, 1000)}
+	g := &guest{t: t, lines: make(chan string, 1000), kill: uml.Cancel}
 	go func() {
 		for s := bufio.NewScanner(console); s.Scan(); {
 			g.lines <- strings.TrimSpace(s.Text())
@@ -199,7 +210,7 @@ func boot(t *testing.T, h *testkit.Namespace, script string, flags ...string) *g
 		for line := range g.lines {
 			g.seen = append(g.seen, line)
 		}
-		if err := uml.Wait(); err != nil {
+		if err := uml.Wait(); err != nil && !g.killed {
 			t.Errorf("the guest ended: %v", err)
 		}
 		if t.Failed() {
