@@ -177,13 +177,15 @@ func boot(t *testing.T, h *testkit.Namespace, script string, flags ...string) *g
 	return start(t, h, dir, socket, root)
 }
 
-// start boots a guest whose device somebody serves at a socket.
-func start(t *testing.T, h *testkit.Namespace, dir, socket, root string) *guest {
+// start boots a guest whose device somebody serves at a socket. The VMM is started by words, which may be
+// none.
+func start(t *testing.T, h *testkit.Namespace, dir, socket, root string, by ...string) *guest {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), 3*testkit.Patience)
 	t.Cleanup(cancel)
-	uml := h.Command(ctx, "linux.uml", "mem=256M", "initrd="+root, "con=null", "con0=null,fd:1", "uml_dir="+dir, "umid=guest",
+	words := append(by, "linux.uml", "mem=256M", "initrd="+root, "con=null", "con0=null,fd:1", "uml_dir="+dir, "umid=guest",
 		"rdinit=/init", "quiet", "panic=-1", "virtio_uml.device="+socket+":19")
+	uml := h.Command(ctx, words[0], words[1:]...)
 	// The guest's memory is a file in TMPDIR, which has to let programs be executed.
 	uml.Env = append(os.Environ(), "TMPDIR=/dev/shm", "LD_PRELOAD="+preload)
 	uml.SysProcAttr.Setpgid = true // it has helper processes
