@@ -89,7 +89,8 @@ func listenAnew(addr *net.UnixAddr) (*net.UnixListener, error) {
 	if derr == nil {
 		c.Close()
 	}
-	if !errors.Is(derr, unix.ECONNREFUSED) {
+	info, serr := os.Lstat(addr.Name)
+	if !errors.Is(derr, unix.ECONNREFUSED) || serr != nil || info.Mode().Type() != os.ModeSocket { // of other files, connect(2) says the same
 		return nil, err
 	}
 	if err := os.Remove(addr.Name); err != nil {

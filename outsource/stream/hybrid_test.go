@@ -141,11 +141,15 @@ func TestSockets(t *testing.T) {
 		t.Fatal(err)
 	}
 	l.Close()
-	if err := os.WriteFile(path, nil, 0o600); err != nil {
+	if err := os.WriteFile(path, []byte("precious"), 0o600); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := ListenUnix(path); err == nil {
-		t.Error("a file was replaced")
+	if err := os.Chown(path, uid, gid); err != nil {
+		t.Fatal(err)
+	}
+	_, lerr := ListenUnix(path)
+	if b, err := os.ReadFile(path); lerr == nil || err != nil || string(b) != "precious" {
+		t.Errorf("a file was replaced: %q, %v, %v", b, err, lerr)
 	}
 	if _, err := ListenUnix("/proc/none/socket"); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("no folder: %v", err)
