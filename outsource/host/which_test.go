@@ -36,6 +36,7 @@ func (*naming) Close() error { return nil }
 func TestWhich(t *testing.T) {
 	r := newRig(t)
 	g := &naming{dialed: make(chan vsock.Socket, 1), answers: make(chan error)}
+	t.Cleanup(func() { close(g.answers) }) // a dial that waits ends
 	r.vm.guest = g
 	m := r.bound(netip.MustParseAddrPort("127.0.0.1:0"))
 	r.want(m, 0)
