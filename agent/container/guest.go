@@ -1,18 +1,21 @@
 package container
 
 import (
+	"errors"
 	"log/slog"
 	"net/netip"
+	"os"
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/internal/netns"
 	"github.com/tsugiki/tsugiki/outsource/host"
 	"github.com/tsugiki/tsugiki/policy"
 	"github.com/tsugiki/tsugiki/translate"
 )
 
 // Guest returns what the front end of a virtual machine needs whose container this is. The VMM's user
-// is the one whom unix sockets see. It comes after Begin.
+// is the one whom unix sockets see. It comes after Begin or BeginGuest.
 func (c *Container) Guest(uid, gid int) host.Config {
 	config := host.Config{
 		Engine: c.engine, Maker: c.host[""].Maker, Covers: c.serves,
@@ -26,6 +29,24 @@ func (c *Container) Guest(uid, gid int) host.Config {
 		config.Virtual = c.translation.shown
 	}
 	return config
+}
+
+// BeginGuest starts the workers of a virtual machine's container, which has a namespace of its own without
+// programs. It comes after Make.
+func (c *Container) BeginGuest() error {
+	own, err := netns.New()
+	if err != nil {
+		return err
+	}
+	c.changes.Lock()
+	defer c.changes.Unlock()
+	if c.closing {
+		return errors.Join(os.ErrClosed, own.Close())
+	}
+	if err := c.Use(own); err != nil {
+		return err
+	}
+	return c.Begin()
 }
 
 // shown returns the address by which programs know the host behind an alias. Any other address is itself.

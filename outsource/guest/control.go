@@ -29,8 +29,16 @@ type control struct {
 	// given are the handles of a Bind whose socket no program has yet: they count as there.
 	given   map[uint32]bool
 	binding map[uint16]time.Time // see noteBind
+	shared  bool                 // data connections go to one port: see wire.FlagShared
 
 	isFree func(handle uint32) bool // a variable for tests
+}
+
+// isShared tells whether data connections go to one port of the host's.
+func (c *control) isShared() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.shared
 }
 
 func newControl() *control {
@@ -90,6 +98,7 @@ func (c *control) open() error {
 		}
 	}
 	c.file, c.waiting = f, map[uint32]chan *wire.Message{}
+	c.shared = reply.Flags&wire.FlagShared != 0
 	clear(c.given)
 	go c.read(f, c.waiting)
 	return nil

@@ -86,6 +86,9 @@ func (s *supervisor) handle(n *notification) (answer, error) {
 	}
 	defer unix.Close(file)
 	k, err := inspect(file)
+	if err == nil {
+		k.handle, err = s.which(k.handle, k.port)
+	}
 	if err != nil || !k.ours() {
 		return carryOn, faultOf(err)
 	}
@@ -147,6 +150,7 @@ type kind struct {
 	file      int
 	family    int
 	handle    uint32 // of an outsourced socket; else 0
+	port      uint32 // if it is not 0, handle is that of the listener which has accepted it: see which
 	connected bool   // an outsourced socket is
 	fresh     bool   // a TCP socket of the guest's is neither connected nor listening
 	datagrams bool   // a UDP socket
@@ -176,7 +180,7 @@ func inspect(file int) (*kind, error) {
 			k.fresh, err = isFreshTCP(file)
 		}
 	case unix.AF_VSOCK:
-		k.handle, k.connected = handleOf(file)
+		k.handle, k.port, k.connected = handleOf(file)
 	}
 	return k, err
 }
@@ -192,21 +196,29 @@ func isFreshTCP(file int) (bool, error) {
 }
 
 // handleOf returns the handle of a vsock socket, which its names say: see package wire. A listener and a
-// socket that connects have it in their own port, a connection in its peer's.
-func handleOf(file int) (handle uint32, connected bool) {
-	if sa, err := unix.Getpeername(file); err == nil {
-		if vm, is := sa.(*unix.SockaddrVM); is && vm.CID == hostCID {
-			handle, is = wire.HandleOf(vm.Port)
-			return handle, is
-		}
-		return 0, false
-	}
+// socket that connects have it in their own port, a connection in its peer's. If the peer's port does not
+// say it, port is the peer's, and handle the listener's.
+func handleOf(file int) (handle, port uint32, connected bool) {
 	if sa, err := unix.Getsockname(file); err == nil {
 		if vm, is := sa.(*unix.SockaddrVM); is {
 			handle, _ = wire.HandleOf(vm.Port)
 		}
 	}
-	return handle, false
+	sa, err := unix.Getpeername(file)
+	if err != nil {
+		return handle, 0, false
+	}
+	vm, is := sa.(*unix.SockaddrVM)
+	if !is || vm.CID != hostCID {
+		return 0, 0, false
+	}
+	if of, is := wire.HandleOf(vm.Port); is {
+		return of, 0, true
+	}
+	if vm.Port != wire.DataPort(0) && handle != 0 {
+		return handle, vm.Port, true
+	}
+	return handle, 0, handle != 0
 }
 
 // staysInGuest tells whether a destination is the guest itself. The kernel takes the wildcard for the

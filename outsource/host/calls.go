@@ -135,6 +135,9 @@ func (s *stream) answer(m *wire.Message) error {
 func (s *stream) do(m, reply *wire.Message) error {
 	if m.Op == wire.Hello {
 		reply.Number = wire.Version
+		if s.vm.Shared {
+			reply.Flags |= wire.FlagShared
+		}
 		if own := s.vm.Own; own.IsValid() {
 			reply.Name = addrPort(own)
 		}
@@ -149,6 +152,11 @@ func (s *stream) do(m, reply *wire.Message) error {
 	if m.Op == wire.Bind && !s.vm.Covers(unix.IPPROTO_TCP, m.Name) {
 		reply.Flags |= wire.FlagLocal
 		return nil
+	}
+	if m.Op == wire.Which {
+		var err error
+		reply.Handle, err = s.vm.which(alias{m.Handle, m.Number})
+		return err
 	}
 	h, err := s.handle(m)
 	if err != nil {

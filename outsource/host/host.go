@@ -76,7 +76,9 @@ type Config struct {
 	// Virtual returns the address by which programs know a host that the kernel names in the error of a
 	// datagram. It is nil where both are the same.
 	Virtual func(netip.Addr) netip.Addr
-	Log     *slog.Logger
+	// Shared says that the guest has no data ports of the host but DataPort(0): see package stream.
+	Shared bool
+	Log    *slog.Logger
 }
 
 // VM has the sockets of one guest. It is a vsock.Handler.
@@ -90,7 +92,8 @@ type VM struct {
 
 	mu      sync.Mutex // guards what follows
 	handles map[uint32]*handle
-	last    uint32 // handle that was given
+	aliases map[alias]uint32 // handles by the names that they have in the guest
+	last    uint32           // handle that was given
 	failed  []uint32
 	streams int
 	over    bool
@@ -98,7 +101,7 @@ type VM struct {
 
 // New returns a VM whose connections a guest has.
 func New(c Config, g vsock.Guest) *VM {
-	v := &VM{Config: c, guest: g, handles: map[uint32]*handle{}, sweeping: make(chan struct{}, 1)}
+	v := &VM{Config: c, guest: g, handles: map[uint32]*handle{}, aliases: map[alias]uint32{}, sweeping: make(chan struct{}, 1)}
 	v.datagrams.vm, v.datagrams.ports = v, map[portKey]*port{}
 	return v
 }

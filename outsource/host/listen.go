@@ -130,7 +130,7 @@ func (h *handle) hand(sock int) bool {
 		return true
 	}
 	for pause := againFirst; ; pause = min(2*pause, againMax) {
-		err := c.dial(h.id)
+		err := c.dial(h)
 		switch {
 		case err == nil:
 			return true
@@ -147,8 +147,40 @@ func (h *handle) hand(sock int) bool {
 	}
 }
 
+// alias names a connection in the guest where the host's port does not: by the listener, and by the port.
+type alias struct{ listener, port uint32 }
+
+// nameIt notes the name of a handle in the guest.
+func (h *handle) nameIt(a alias) {
+	h.vm.mu.Lock()
+	defer h.vm.mu.Unlock()
+	if h.vm.handles[h.id] == h {
+		h.alias = a
+		h.vm.aliases[a] = h.id
+	}
+}
+
+// which finds the handle of a name in the guest. The guest may know of a connection before the host does.
+func (v *VM) which(a alias) (uint32, error) {
+	find := func() uint32 {
+		v.mu.Lock()
+		defer v.mu.Unlock()
+		return v.aliases[a]
+	}
+	if h := v.find(a.listener); find() == 0 && h != nil {
+		h.dialing.Lock()
+		h.dialing.Unlock() //nolint:staticcheck // the dial is over
+	}
+	if id := find(); id != 0 {
+		return id, nil
+	}
+	return 0, unix.EBADF
+}
+
 // dial joins a connection with one to the guest.
-func (h *handle) dial(listener uint32) error {
+func (h *handle) dial(listener *handle) error {
+	listener.dialing.Lock()
+	defer listener.dialing.Unlock()
 	file, err := h.dup()
 	if err != nil {
 		return err
@@ -157,8 +189,11 @@ func (h *handle) dial(listener uint32) error {
 	h.state = joined
 	h.mu.Unlock()
 	done := make(chan error, 1)
-	s := vsock.Socket{File: file, Ended: func() { go h.remove() }}
-	h.vm.guest.Dial(vsock.Stream, wire.DataPort(h.id), wire.DataPort(listener), s, func(err error) { done <- err })
+	s := vsock.Socket{
+		File: file, Ended: func() { go h.remove() },
+		Named: func(port uint32) { h.nameIt(alias{listener.id, port}) },
+	}
+	h.vm.guest.Dial(vsock.Stream, wire.DataPort(h.id), wire.DataPort(listener.id), s, func(err error) { done <- err })
 	if err = <-done; err != nil {
 		unix.Close(file)
 	}

@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/cputime"
 )
 
 // Limits of a device.
@@ -28,7 +30,8 @@ const (
 	lingerPatience = time.Minute      // for a peer that does not read what a guest had sent before it closed
 )
 
-// Rings of the device; the third, for events, is not used.
+// Rings of the device. The third is for the event that says that all connections are gone. QEMU keeps that
+// ring for itself.
 const (
 	rxQueue = iota
 	txQueue
@@ -40,6 +43,8 @@ const (
 type Device struct {
 	cid     uint64
 	handler Handler
+	counts  *Counters
+	meter   *cputime.Meter // of the thread; may be nil
 	vmm     *net.UnixConn
 	vmmFile int
 	epoll   int
@@ -64,6 +69,7 @@ type Device struct {
 	replies  []header
 	ending   bool
 	owed     int       // turns since the driver was not told what was sent
+	resumed  bool      // the driver has used the rings with another device, and was not told so
 	expired  time.Time // when expire last looked
 
 	// Scratch memory of the thread.
@@ -77,7 +83,10 @@ type Device struct {
 // Serve speaks with a VMM over a connection until the VMM ends, Close is called, or the guest breaks
 // the rules. It closes the connection. started is called before the first connection.
 func Serve(vmm *net.UnixConn, cid uint64, handler func(*Device) Handler) error {
-	d := &Device{cid: cid, vmm: vmm, vmmFile: -1, epoll: -1, wake: -1, replier: -1, conns: map[key]*conn{}, bySock: map[int]*conn{}}
+	d := &Device{
+		cid: cid, vmm: vmm, vmmFile: -1, epoll: -1, wake: -1, replier: -1,
+		counts: &Counters{}, conns: map[key]*conn{}, bySock: map[int]*conn{},
+	}
 	for i := range d.queues {
 		d.queues[i].kick, d.queues[i].call = -1, -1
 	}
@@ -89,7 +98,9 @@ func Serve(vmm *net.UnixConn, cid uint64, handler func(*Device) Handler) error {
 	ended := make(chan error)
 	go func() {
 		runtime.LockOSThread() // and never unlock: the thread ends
-		ended <- d.run()
+		var err error
+		d.meter.Follow(func() { err = d.run() })
+		ended <- err
 	}()
 	return <-ended
 }
@@ -218,6 +229,9 @@ func drain(file int) {
 
 // work moves bytes both ways. busy says that there is more to do.
 func (d *Device) work() (busy bool, err error) {
+	if err := d.tellReset(); err != nil {
+		return false, err
+	}
 	d.queues[txQueue].hushIfRunning(true)
 	moreIn, err := d.transmit()
 	if err != nil {
@@ -283,7 +297,7 @@ func (d *Device) free() {
 	d.mu.Unlock()
 	d.runPosted() // what it was given is let go of
 	for _, c := range d.bySock {
-		d.forget(c)
+		d.drop(c)
 	}
 	d.stop()
 	d.memory.unmap()

@@ -229,6 +229,7 @@ func (d *Device) room(q *queue, n, limit int) (parts [][]byte, sizes []int, err 
 // fillAll writes the headers of got bytes that are in d.chains.
 func (d *Device) fillAll(q *queue, c *conn, sizes []int, got int, lastFlags uint32) error {
 	c.sent += uint32(got)
+	d.counts.ToGuest.Add(uint64(got))
 	for i := range sizes {
 		k := min(got, sizes[i])
 		got -= k

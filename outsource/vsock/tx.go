@@ -185,6 +185,7 @@ func (d *Device) take(c *conn, h *header, payload *chain) bool {
 		return false
 	}
 	c.received += h.length
+	d.counts.FromGuest.Add(uint64(h.length))
 	if c.typ == SeqPacket {
 		return d.takeMessage(c, payload, h.flags&endMsg != 0)
 	}
@@ -203,7 +204,7 @@ func (d *Device) take(c *conn, h *header, payload *chain) bool {
 			rest = behind(rest, n)
 		}
 	}
-	c.backlog.add(rest)
+	c.backlog.add(rest, c.window)
 	return true
 }
 
@@ -219,7 +220,7 @@ func (d *Device) takeMessage(c *conn, payload *chain, last bool) bool {
 		}
 		c.writable = !errors.Is(err, unix.EAGAIN)
 	}
-	c.backlog.add(payload.parts)
+	c.backlog.add(payload.parts, c.window)
 	if !last {
 		return true
 	}

@@ -20,6 +20,7 @@
 //	Get      Handle; one Option: its Value's size     Options: its value
 //	Set      Handle; Options                          Errno
 //	Close    Handle                                   Errno
+//	Which    Handle, of a listener; Number: a port    Handle, of the connection that the listener has from it
 //
 // The guest's addresses are those of its sockets that are not the host's: of IPv4, and of IPv6 if its
 // datagrams may leave by that. A UDP socket has no handle, but its port in the guest. Type is SOCK_DGRAM:
@@ -42,8 +43,10 @@
 // resets are those of the socket. The handle ends with its data connection. A handle that has none
 // ends with Close, or with the control stream that made it.
 //
-// Where a transport does not let its user choose port numbers (hybrid unix sockets), a data
-// connection goes to DataPort(0), and begins with a Preamble.
+// Over hybrid unix sockets and AF_VSOCK (package stream), the reply to Hello has FlagShared. Then a data
+// connection of the guest's goes to DataPort(0) from the handle's data port, and begins with a Preamble,
+// which the host sends back once its socket is connected. The port from which the host connects may be any:
+// the guest asks for the handle (Which).
 //
 // # Format
 //
@@ -111,6 +114,7 @@ const (
 	Set
 	Close
 	Alive
+	Which
 	ops
 )
 
@@ -120,7 +124,9 @@ const (
 	FlagLocal             // no rule covers the address of a Bind
 	// Flag6 says that the program's socket is of AF_INET6.
 	Flag6
-	flags = FlagReply | FlagLocal | Flag6
+	// FlagShared says that data connections go to DataPort(0).
+	FlagShared
+	flags = FlagReply | FlagLocal | Flag6 | FlagShared
 )
 
 // Limits of a message.
