@@ -141,9 +141,13 @@ func (m *Machine) Command(ctx context.Context, ns *testkit.Namespace) (*testkit.
 	if m.NAT && m.Accelerator == UML {
 		return nil, errors.New("boot guest: User-Mode Linux has no address translation")
 	}
-	argv := m.qemu()
-	if m.Accelerator == UML {
-		argv = m.uml()
+	argv := m.uml()
+	if m.Accelerator == TCG {
+		khz, err := tscKHz()
+		if err != nil {
+			return nil, err
+		}
+		argv = m.qemu(khz)
 	}
 	argv = slices.Concat(m.By, argv)
 	vmm := ns.Command(ctx, argv[0], argv[1:]...)
@@ -182,13 +186,13 @@ func (m *Machine) uml() []string {
 }
 
 // qemu has no clock that the kernel trusts, unless it is told to: each look at the time would be an access
-// to a device.
-func (m *Machine) qemu() []string {
+// to a device. The clock's rate is in kHz.
+func (m *Machine) qemu(khz uint64) []string {
 	argv := []string{
 		"qemu-system-x86_64", "-M", "q35,memory-backend=mem", "-accel", "tcg", "-cpu", "max", "-m", fmt.Sprint(m.memory()),
 		"-object", fmt.Sprintf("memory-backend-memfd,id=mem,size=%dM,share=on", m.memory()), "-nodefaults", "-display", "none", "-no-reboot",
 		"-serial", "stdio", "-kernel", filepath.Join(m.Kernel, "vmlinuz"), "-initrd", m.Initramfs,
-		"-append", "console=ttyS0 rdinit=/init quiet panic=-1 no_timer_check tsc=reliable",
+		"-append", fmt.Sprintf("console=ttyS0 rdinit=/init quiet panic=-1 no_timer_check tsc=reliable tsc_early_khz=%d", khz),
 	}
 	if m.Vsock != "" {
 		argv = append(argv, "-chardev", "socket,id=vsock,path="+m.Vsock, "-device", "vhost-user-vsock-pci,chardev=vsock")

@@ -2,12 +2,15 @@ package machine
 
 import (
 	"compress/gzip"
+	"errors"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
@@ -75,8 +78,8 @@ func TestStaticProgram(t *testing.T) {
 
 func TestCommand(t *testing.T) {
 	m := Machine{Accelerator: TCG, Kernel: "/k", Initramfs: "/i", Vsock: "/v", NAT: true, Forwards: []string{"tcp:192.0.2.1:80-:80"}}
-	line := strings.Join(m.qemu(), " ")
-	for _, want := range []string{"-kernel /k/vmlinuz", "-initrd /i", "path=/v", "user,id=card,hostfwd=tcp:192.0.2.1:80-:80", "virtio-net-pci"} {
+	line := strings.Join(m.qemu(2100000), " ")
+	for _, want := range []string{"-kernel /k/vmlinuz", "-initrd /i", "path=/v", "user,id=card,hostfwd=tcp:192.0.2.1:80-:80", "virtio-net-pci", "tsc_early_khz=2100000"} {
 		if !strings.Contains(line, want) {
 			t.Errorf("no %q in %s", want, line)
 		}
@@ -88,5 +91,25 @@ func TestCommand(t *testing.T) {
 	m.NAT = true
 	if _, err := m.Command(t.Context(), nil); err == nil {
 		t.Error("User-Mode Linux was given address translation")
+	}
+}
+
+// The rate is that of this machine's counter, which ticks at 0.5 to 10 GHz.
+func TestTSC(t *testing.T) {
+	khz, err := tscKHz()
+	if errors.Is(err, unix.EACCES) || errors.Is(err, unix.EPERM) {
+		t.Skipf("skip: needs perf_event_open(2): %v", err)
+	}
+	if err != nil || khz < 500_000 || khz > 10_000_000 {
+		t.Errorf("%d kHz, %v", khz, err)
+	}
+	file := filepath.Join(t.TempDir(), "cpuinfo")
+	for text, want := range map[string]uint64{"processor\t: 0\ncpu MHz\t\t: 2100.5\n": 2100500, "cpu MHz : x\n": 0, "processor: 0\n": 0} {
+		if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if got, err := cpuKHz(file); got != want || (err == nil) != (want > 0) {
+			t.Errorf("%q: %d kHz, %v", text, got, err)
+		}
 	}
 }
