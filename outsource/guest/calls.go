@@ -34,6 +34,9 @@ func (s *supervisor) connect(c *caller, k *kind) (answer, error) {
 	if k.family == unix.AF_INET && !to.Addr().Is4() || k.family == unix.AF_INET6 && to.Addr().Is4() {
 		return carryOn, nil // the kernel refuses it
 	}
+	if own, err := ownName(k.file); err == nil && k.handle == 0 && own.Addr().Unmap().IsLoopback() {
+		return answer{errno: unix.EINVAL}, nil // as of a socket that is bound to the loopback
+	}
 	waits, err := blocks(k.file)
 	if err != nil {
 		return carryOn, faultOf(err)
@@ -52,7 +55,11 @@ func (s *supervisor) connect(c *caller, k *kind) (answer, error) {
 		errno = unix.Errno(reply.Errno)
 	}
 	if errno == unix.EALREADY && k.handle != 0 && waits {
-		return s.finish(c, k.file, k.handle)
+		a, err := s.finish(c, k.file, k.handle)
+		if a.errno == unix.EINPROGRESS { // the time is over again
+			a.errno = unix.EALREADY
+		}
+		return a, err
 	}
 	if errno != 0 && errno != unix.EINPROGRESS {
 		return answer{errno: errno}, nil
@@ -90,12 +97,13 @@ func (s *supervisor) connectNew(c *caller, k *kind, handle uint32, waits bool) (
 		return answer{errno: unix.EINPROGRESS}, nil
 	}
 	a, err := s.finish(c, file, handle)
-	if err == nil && a.errno == 0 {
+	goesOn := err == nil && a.errno == unix.EINPROGRESS
+	if err == nil && (a.errno == 0 || goesOn) {
 		if err = unix.SetNonblock(file, !waits); err == nil {
 			err = c.replace(k.file, file)
 		}
 	}
-	if err != nil || a.errno != 0 {
+	if err != nil || a.errno != 0 && !goesOn {
 		s.letGo(handle)
 	}
 	if errors.Is(err, errStale) {
@@ -106,7 +114,11 @@ func (s *supervisor) connectNew(c *caller, k *kind, handle uint32, waits bool) (
 
 // finish waits for a vsock socket that connects, and returns the errno of the host's.
 func (s *supervisor) finish(c *caller, file int, handle uint32) (answer, error) {
-	if err := c.await(file, unix.POLLOUT); err != nil {
+	err := c.await(file, unix.POLLOUT, unix.SO_SNDTIMEO, file)
+	if errors.Is(err, unix.EAGAIN) {
+		return s.late(), nil
+	}
+	if err != nil {
 		return answer{}, err
 	}
 	value, err := unix.GetsockoptInt(file, unix.SOL_SOCKET, unix.SO_ERROR)
@@ -120,6 +132,14 @@ func (s *supervisor) finish(c *caller, file int, handle uint32) (answer, error) 
 	return answer{errno: errno}, err
 }
 
+// late answers a connect whose time is over. It goes on, unless the supervisor has to read the host's answer.
+func (s *supervisor) late() answer {
+	if s.control.isShared() {
+		return answer{errno: unix.ETIMEDOUT}
+	}
+	return answer{errno: unix.EINPROGRESS}
+}
+
 // introduce says on a data connection which handle it is for, and waits until the host's socket is
 // connected. The connection itself is there before that, so a program that does not want to wait does so too.
 func (s *supervisor) introduce(c *caller, file int, handle uint32) (answer, error) {
@@ -129,7 +149,11 @@ func (s *supervisor) introduce(c *caller, file int, handle uint32) (answer, erro
 	}
 	var got []byte
 	for len(got) < len(preamble) {
-		if err := c.await(file, unix.POLLIN); err != nil {
+		err := c.await(file, unix.POLLIN, unix.SO_SNDTIMEO, file)
+		if errors.Is(err, unix.EAGAIN) {
+			return s.late(), nil
+		}
+		if err != nil {
 			return answer{}, err
 		}
 		b := make([]byte, len(preamble)-len(got))
@@ -218,6 +242,9 @@ func (s *supervisor) bind(c *caller, k *kind) (answer, error) {
 	at, is, err := c.name(c.args[1], c.number(2))
 	if err != nil || !is || at.Addr().Unmap().IsLoopback() {
 		return carryOn, err
+	}
+	if own, err := ownName(k.file); err != nil || own.Port() != 0 {
+		return carryOn, faultOf(err) // it is bound
 	}
 	reply, err := s.control.call(&wire.Message{Op: wire.Bind, Type: unix.SOCK_STREAM, Name: at, Flags: flagsOf(at), Options: optionsOf(k)})
 	if err != nil {
@@ -310,7 +337,7 @@ func (s *supervisor) acceptWaiting(c *caller, k *kind) (file int, err error) {
 		if !errors.Is(err, unix.EAGAIN) || !waits {
 			return file, err
 		}
-		if err := c.await(k.file, unix.POLLIN); err != nil {
+		if err := c.await(k.file, unix.POLLIN, unix.SO_RCVTIMEO, k.file); err != nil {
 			return -1, err
 		}
 	}

@@ -6,11 +6,10 @@ import (
 	"log/slog"
 	"net/netip"
 	"os"
-	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
-	"unsafe"
 
 	"golang.org/x/sys/unix"
 
@@ -26,7 +25,8 @@ import (
 // frames, which become packets of the device. So it has the datagrams of all programs in the guest.
 //
 // One supervisor of the guest has the device: the one that has the lock on deviceFile. The others wait for
-// the lock. The device, its addresses and its routes end with the supervisor's process.
+// the lock. The device, its addresses and its routes end with the supervisor's process, which first waits
+// until the last datagrams are with the host.
 //
 // connect(2) and bind(2) are trapped: the host says whether a rule covers the address. getsockname(2) of a
 // connected socket is, too: the host says which name the peer sees.
@@ -43,14 +43,21 @@ type device struct {
 	own  []netip.Addr // of IPv4, and of IPv6 if there is one
 	log  *slog.Logger
 
+	flushed chan struct{} // has an entry when the sentinel of flush has come
+
 	mu     sync.Mutex // guards what follows
 	conn   *os.File   // to the host; nil: there is none
 	failed time.Time  // when the host did not answer
 }
 
-// serveDatagrams opens the device, and carries datagrams while this process lives. If another supervisor
-// has it, this one waits for its turn.
-func serveDatagrams(own []netip.Addr, log *slog.Logger) error {
+// holder has the device while this supervisor does.
+type holder struct {
+	device atomic.Pointer[device]
+}
+
+// serve opens the device, and carries datagrams while this process lives. If another supervisor has it, this
+// one waits for its turn.
+func (h *holder) serve(own []netip.Addr, log *slog.Logger) error {
 	if len(own) == 0 {
 		return nil
 	}
@@ -69,7 +76,7 @@ func serveDatagrams(own []netip.Addr, log *slog.Logger) error {
 				err = unix.Flock(fd, unix.LOCK_EX)
 			}
 			if err == nil {
-				err = carry(fd, own, log)
+				err = h.carry(fd, own, log)
 			}
 			if err != nil {
 				log.Warn("UDP stays in the guest", "err", err)
@@ -78,7 +85,7 @@ func serveDatagrams(own []netip.Addr, log *slog.Logger) error {
 		return nil
 	}
 	if err == nil {
-		err = carry(fd, own, log)
+		err = h.carry(fd, own, log)
 	}
 	return err
 }
@@ -90,7 +97,7 @@ func hasDevice() bool {
 }
 
 // carry makes the device of an open file, and begins to carry datagrams. It owns the file.
-func carry(fd int, own []netip.Addr, log *slog.Logger) error {
+func (h *holder) carry(fd int, own []netip.Addr, log *slog.Logger) error {
 	if err := makeDevice(fd); err != nil {
 		unix.Close(fd)
 		return err
@@ -100,14 +107,45 @@ func carry(fd int, own []netip.Addr, log *slog.Logger) error {
 		unix.Close(fd)
 		return err
 	}
-	d := &device{file: os.NewFile(uintptr(fd), deviceFile), own: own, log: log}
+	d := &device{file: os.NewFile(uintptr(fd), deviceFile), own: own, log: log, flushed: make(chan struct{}, 1)}
 	if d.raw, err = d.file.SyscallConn(); err != nil {
 		d.file.Close()
 		return err
 	}
 	d.connect()
 	go d.carryOut()
+	h.device.Store(d)
 	return nil
+}
+
+// sentinel is an address that nobody has (of 192.0.0.0/24, RFC 6890). Datagrams to it go nowhere.
+var sentinel = netip.MustParseAddrPort("192.0.0.11:9")
+
+// flushPatience bounds how long the supervisor waits for the datagrams that a program has sent before it
+// ended.
+const flushPatience = time.Second
+
+// flush waits until what has left by the device is with the host: a datagram of our own comes behind it.
+func (h *holder) flush() {
+	d := h.device.Load()
+	if d == nil {
+		return
+	}
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err == nil {
+		defer unix.Close(fd)
+		if err = unix.BindToDevice(fd, deviceName); err == nil {
+			err = unix.Sendto(fd, nil, unix.MSG_DONTWAIT, sockaddr.Of(sentinel))
+		}
+	}
+	if err != nil {
+		d.log.Debug("the last datagrams may be lost", "err", err)
+		return
+	}
+	select {
+	case <-d.flushed:
+	case <-time.After(flushPatience):
+	}
 }
 
 // makeDevice makes a TUN device whose packets have a struct virtio_net_hdr.
@@ -173,6 +211,7 @@ func (d *device) carryOut() {
 	var parts fragments
 	for {
 		frames = frames[:0]
+		last := false
 		var rerr error
 		err := d.raw.Read(func(fd uintptr) bool {
 			for cap(frames)-len(frames) >= room {
@@ -186,21 +225,29 @@ func (d *device) carryOut() {
 					}
 					break
 				}
-				if m, is := parts.parse(packet[:n]); is {
+				if m, is := parts.parse(packet[:n]); is && m.Peer == sentinel {
+					last = true
+				} else if is {
 					if frames, err = m.Append(frames); err != nil {
 						d.log.Debug("a datagram is dropped", "err", err)
 					}
 				}
 			}
-			return len(frames) > 0 || rerr != nil
+			return len(frames) > 0 || last || rerr != nil
 		})
 		if err = errors.Join(err, rerr); err != nil {
 			d.log.Error("datagrams stay in the guest", "err", err)
 			return
 		}
-		if conn := d.connect(); conn != nil {
+		if conn := d.connect(); conn != nil && len(frames) > 0 {
 			if _, err := conn.Write(frames); err != nil {
 				d.drop(conn)
+			}
+		}
+		if last {
+			select {
+			case d.flushed <- struct{}{}:
+			default:
 			}
 		}
 	}
@@ -229,180 +276,4 @@ func (d *device) carryIn(conn *os.File) {
 			d.log.Debug("a datagram is lost", "err", err)
 		}
 	}
-}
-
-// isOwn tells whether an address is the device's: the socket's datagrams go to the host.
-func (c *control) isOwn(addr netip.Addr) bool {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for _, own := range c.own {
-		if own == addr.Unmap() {
-			return true
-		}
-	}
-	return false
-}
-
-// connectDatagrams answers connect(2) of a UDP socket. The supervisor makes the call. If that makes the
-// socket one whose datagrams go to the host, the host is asked whether they may.
-func (s *supervisor) connectDatagrams(c *caller, k *kind) (answer, error) {
-	to, is, err := c.name(c.args[1], c.number(2))
-	if err != nil || !is || staysInGuest(to) {
-		return carryOn, err
-	}
-	if addr := to.Addr(); addr.IsLinkLocalUnicast() || addr.IsMulticast() {
-		return carryOn, nil // of a link of the guest's
-	}
-	if k.family == unix.AF_INET && !to.Addr().Is4() || k.family == unix.AF_INET6 && to.Addr().Is4() {
-		return carryOn, nil // the kernel refuses it, or has it as an address of IPv4
-	}
-	former, ferr := unix.Getpeername(k.file)
-	if err := unix.Connect(k.file, sockaddr.Of(to)); err != nil {
-		return answer{}, err // the program's errno
-	}
-	own, err := ownName(k.file)
-	if err != nil || !s.control.isOwn(own.Addr()) {
-		return answer{}, faultOf(err)
-	}
-	_, errno, err := s.seenAs(own.Port(), to)
-	if err != nil || errno == 0 {
-		return answer{}, faultOf(err)
-	}
-	if ferr == nil {
-		err = unix.Connect(k.file, former)
-	} else {
-		err = disconnect(k.file)
-	}
-	return answer{errno: errno}, faultOf(err)
-}
-
-// disconnect takes a UDP socket's peer away.
-func disconnect(file int) error {
-	unspec := unix.RawSockaddr{Family: unix.AF_UNSPEC}
-	_, _, errno := unix.Syscall(unix.SYS_CONNECT, uintptr(file), uintptr(unsafe.Pointer(&unspec)), unsafe.Sizeof(unspec))
-	if errno != 0 {
-		return errno
-	}
-	return nil
-}
-
-// ownName is the guest's own name of a socket.
-func ownName(file int) (netip.AddrPort, error) {
-	sa, err := unix.Getsockname(file)
-	if err != nil {
-		return netip.AddrPort{}, err
-	}
-	return nameOf(sa), nil
-}
-
-func nameOf(sa unix.Sockaddr) netip.AddrPort {
-	switch sa := sa.(type) {
-	case *unix.SockaddrInet4:
-		return netip.AddrPortFrom(netip.AddrFrom4(sa.Addr), uint16(sa.Port))
-	case *unix.SockaddrInet6:
-		return netip.AddrPortFrom(netip.AddrFrom16(sa.Addr), uint16(sa.Port))
-	}
-	return netip.AddrPort{}
-}
-
-// seenAs asks the host by which name a peer sees a port of the guest's, or why it does not.
-func (s *supervisor) seenAs(port uint16, peer netip.AddrPort) (name netip.AddrPort, errno unix.Errno, err error) {
-	plain := netip.AddrPortFrom(peer.Addr().Unmap(), peer.Port())
-	reply, err := s.control.call(&wire.Message{Op: wire.Connect, Type: unix.SOCK_DGRAM, Number: uint32(port), Name: plain})
-	if err != nil {
-		return name, 0, err
-	}
-	name = reply.Name
-	if peer.Addr().Is4In6() && name.Addr().Is4() {
-		name = netip.AddrPortFrom(netip.AddrFrom16(name.Addr().As16()), name.Port())
-	}
-	return name, unix.Errno(reply.Errno), nil
-}
-
-// bindDatagrams answers bind(2) of a UDP socket: the host has a socket for it if a rule covers the address.
-// Then the guest's kernel carries on.
-func (s *supervisor) bindDatagrams(c *caller, k *kind) (answer, error) {
-	at, is, err := c.name(c.args[1], c.number(2))
-	if err != nil || !is || at.Port() == 0 || at.Addr().Unmap().IsLoopback() {
-		return carryOn, err
-	}
-	if own, err := ownName(k.file); err != nil || own.Port() != 0 {
-		return carryOn, faultOf(err) // it is bound
-	}
-	m := &wire.Message{Op: wire.Bind, Type: unix.SOCK_DGRAM, Name: at, Flags: flagsOf(at)}
-	if only, err := unix.GetsockoptInt(k.file, unix.SOL_IPV6, unix.IPV6_V6ONLY); err == nil && only != 0 {
-		m.Options = []wire.Option{{Level: unix.SOL_IPV6, Name: unix.IPV6_V6ONLY, Value: []byte{1, 0, 0, 0}}}
-	}
-	s.control.noteBind(at.Port())
-	reply, err := s.control.call(m)
-	if err != nil {
-		return carryOn, faultOf(err)
-	}
-	return answer{errno: unix.Errno(reply.Errno), proceed: reply.Errno == 0}, nil
-}
-
-// nameDatagrams answers getsockname(2) of a UDP socket. The guest's kernel knows the names of all that do
-// not send to the host.
-func (s *supervisor) nameDatagrams(c *caller, k *kind) (answer, error) {
-	own, err := ownName(k.file)
-	if err != nil || !s.control.isOwn(own.Addr()) {
-		return carryOn, faultOf(err)
-	}
-	peer, err := unix.Getpeername(k.file)
-	if err != nil {
-		return carryOn, nil //nolint:nilerr // it has none
-	}
-	name, errno, err := s.seenAs(own.Port(), nameOf(peer))
-	if err != nil || errno != 0 || !name.IsValid() {
-		return carryOn, faultOf(err)
-	}
-	return answer{}, c.give(sockaddr.Bytes(name), c.args[1], c.args[2], true)
-}
-
-// bindPatience is how long the kernel may take to carry on with a bind(2) of a UDP socket. Until then its
-// program counts as there.
-const bindPatience = 10 * time.Second
-
-// noteBind notes that a program is about to bind a port.
-func (c *control) noteBind(port uint16) {
-	c.mu.Lock()
-	defer c.mu.Unlock()
-	for other, since := range c.binding {
-		if time.Since(since) > bindPatience {
-			delete(c.binding, other)
-		}
-	}
-	c.binding[port] = time.Now()
-}
-
-// hasDatagrams tells whether a UDP socket of the guest's has a port, or is about to have it. A socket of
-// IPv6 may have the port of IPv4, too.
-func (c *control) hasDatagrams(port uint16, six bool) bool {
-	c.mu.Lock()
-	since, binding := c.binding[port]
-	c.mu.Unlock()
-	if binding && time.Since(since) <= bindPatience {
-		return true
-	}
-	for _, path := range []string{"/proc/net/udp", "/proc/net/udp6"} {
-		if six && path == "/proc/net/udp" {
-			continue
-		}
-		b, err := os.ReadFile(path)
-		if err == nil && listsPort(b, port) || err != nil && !errors.Is(err, os.ErrNotExist) {
-			return true
-		}
-	}
-	return false
-}
-
-// listsPort tells whether a local address in a table of sockets (proc(5), /proc/net/udp) has a port.
-func listsPort(table []byte, port uint16) bool {
-	want := fmt.Sprintf(":%04X", port)
-	for line := range strings.Lines(string(table)) {
-		if f := strings.Fields(line); len(f) > 2 && strings.HasSuffix(f[1], want) {
-			return true
-		}
-	}
-	return false
 }

@@ -50,7 +50,8 @@ func Run(p Program) (unix.WaitStatus, error) {
 	if err != nil {
 		return 0, err
 	}
-	if err := serveDatagrams(own, p.Log); err != nil && !hasDevice() {
+	var h holder
+	if err := h.serve(own, p.Log); err != nil && !hasDevice() {
 		p.Log.Warn("UDP stays in the guest", "err", err)
 	}
 	cmd, l, err := start(p)
@@ -62,7 +63,9 @@ func Run(p Program) (unix.WaitStatus, error) {
 	served := make(chan error, 1)
 	go func() { served <- s.serve() }()
 	status, err := wait(cmd)
-	return status, errors.Join(err, <-served)
+	err = errors.Join(err, <-served)
+	h.flush()
+	return status, err
 }
 
 // childName is the child's name for itself.

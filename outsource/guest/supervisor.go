@@ -228,13 +228,24 @@ func staysInGuest(to netip.AddrPort) bool {
 	return addr.IsLoopback() || addr.IsUnspecified()
 }
 
-// await waits until a file is ready, as long as the call waits.
-func (c *caller) await(file int, events int16) error {
+// await waits until a file is ready, as long as the call waits. The error is EAGAIN when the time is over that
+// the program has set for such calls of a socket, by an option of SOL_SOCKET.
+func (c *caller) await(file int, events int16, option, of int) error {
 	// Nobody says when a signal has interrupted a call.
 	const look = 250 * time.Millisecond
+	var limit time.Time
+	if t, err := unix.GetsockoptTimeval(of, unix.SOL_SOCKET, option); err == nil && *t != (unix.Timeval{}) {
+		limit = time.Now().Add(time.Duration(t.Nano()))
+	}
 	for {
+		pause := look
+		if !limit.IsZero() {
+			if pause = min(look, time.Until(limit)); pause <= 0 {
+				return unix.EAGAIN
+			}
+		}
 		list := []unix.PollFd{{Fd: int32(file), Events: events}}
-		n, err := unix.Poll(list, int(look.Milliseconds()))
+		n, err := unix.Poll(list, int((pause + time.Millisecond - 1).Milliseconds()))
 		if err != nil && !errors.Is(err, unix.EINTR) {
 			return fmt.Errorf("wait for a socket: %w", err)
 		}

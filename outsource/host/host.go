@@ -102,7 +102,7 @@ type VM struct {
 // New returns a VM whose connections a guest has.
 func New(c Config, g vsock.Guest) *VM {
 	v := &VM{Config: c, guest: g, handles: map[uint32]*handle{}, aliases: map[alias]uint32{}, sweeping: make(chan struct{}, 1)}
-	v.datagrams.vm, v.datagrams.ports = v, map[portKey]*port{}
+	v.datagrams.vm, v.datagrams.ports, v.datagrams.ending = v, map[portKey]*port{}, map[portKey]chan struct{}{}
 	return v
 }
 

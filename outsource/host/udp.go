@@ -68,10 +68,12 @@ type datagrams struct {
 
 	mu    sync.Mutex // guards what follows
 	ports map[portKey]*port
-	files int      // that are open: of ports, and of those that end
-	conn  net.Conn // to the guest; may be nil
-	timer *time.Timer
-	over  bool
+	files int // that are open: of ports, and of those that end
+	// ending has servers that were removed and whose sockets are open: their ports of the host are not free.
+	ending map[portKey]chan struct{}
+	conn   net.Conn // to the guest; may be nil
+	timer  *time.Timer
+	over   bool
 
 	out    sync.Mutex // held to write to the guest; guards buffer
 	buffer []byte
@@ -158,11 +160,19 @@ func (d *datagrams) remove(p *port) {
 		return
 	}
 	delete(d.ports, p.key)
+	ended := make(chan struct{})
+	if p.stream != nil {
+		d.ending[p.key] = ended
+	}
 	go func() {
 		p.file.Close()
+		close(ended)
 		d.mu.Lock()
 		defer d.mu.Unlock()
 		d.files--
+		if d.ending[p.key] == ended {
+			delete(d.ending, p.key)
+		}
 	}()
 }
 
@@ -251,9 +261,17 @@ func (d *datagrams) server(at netip.AddrPort, s *stream) (made *port, err error)
 		d.mu.Unlock()
 		return nil, nil
 	}
+	ending := d.ending[key]
 	d.mu.Unlock()
 	if servers >= serversMax {
 		return nil, errFull
+	}
+	if ending != nil {
+		select {
+		case <-ending:
+		case <-time.After(alivePatience): // the guest does not read
+			return nil, unix.EADDRINUSE
+		}
 	}
 	h, err := d.socket(key.six)
 	if err != nil {
@@ -381,76 +399,4 @@ func (d *datagrams) check(p *port) {
 	if p.used.Store(time.Now().Unix()); !alive && p.stream == s {
 		d.remove(p)
 	}
-}
-
-// datagram answers a request about a UDP socket.
-func (s *stream) datagram(m, reply *wire.Message) error {
-	d := &s.vm.datagrams
-	if !m.Name.IsValid() || m.Number > 1<<16-1 {
-		return unix.EINVAL
-	}
-	switch m.Op {
-	case wire.Bind:
-		return d.bind(m, reply, s)
-	case wire.Connect:
-		return d.query(m, reply)
-	}
-	return unix.EOPNOTSUPP
-}
-
-// bind makes the sockets of a server, for those addresses that a rule covers. An IPv6 socket has the
-// IPv4 wildcard, too, unless the program has said otherwise.
-func (d *datagrams) bind(m, reply *wire.Message, s *stream) error {
-	list := []netip.AddrPort{m.Name}
-	only := len(m.Options) > 0 && m.Options[0].Level == unix.SOL_IPV6 && m.Options[0].Name == unix.IPV6_V6ONLY
-	if m.Name.Addr() == netip.IPv6Unspecified() && !only {
-		list = append(list, netip.AddrPortFrom(netip.IPv4Unspecified(), m.Name.Port()))
-	}
-	var all []*port
-	covered := false
-	for _, at := range list {
-		if at.Port() == 0 || !d.vm.Covers(unix.IPPROTO_UDP, at) {
-			continue
-		}
-		covered = true
-		p, err := d.server(at, s)
-		if err != nil {
-			d.mu.Lock()
-			defer d.mu.Unlock()
-			for _, p := range all {
-				d.remove(p)
-			}
-			return err
-		}
-		if p != nil {
-			all = append(all, p)
-		}
-	}
-	if !covered {
-		reply.Flags |= wire.FlagLocal
-	}
-	return nil
-}
-
-// query tells by which name a port reaches a peer, or why it does not: another socket tries.
-func (d *datagrams) query(m, reply *wire.Message) error {
-	key := portKey{m.Name.Addr().Is6(), uint16(m.Number)}
-	probe, err := d.socket(key.six)
-	if err != nil {
-		return err
-	}
-	defer func() { unix.Close(probe.sock) }()
-	if err := probe.make(d.vm.Engine.Connect, unix.Connect, m.Name); err != nil {
-		return err
-	}
-	name, err := probe.name(false)
-	if err != nil || !name.IsValid() {
-		return err
-	}
-	p, err := d.client(key, m.Name)
-	if err != nil {
-		return err
-	}
-	reply.Name = netip.AddrPortFrom(name.Addr(), p.own)
-	return nil
 }
