@@ -127,6 +127,13 @@ func newRig(t *testing.T) *rig {
 	return r
 }
 
+// stream returns a control stream of another supervisor, which says nothing.
+func (r *rig) stream() *stream {
+	ours, theirs := net.Pipe()
+	r.Cleanup(func() { ours.Close() })
+	return newStream(r.vm, theirs)
+}
+
 // read is the supervisor's reader.
 func (r *rig) read() {
 	for {

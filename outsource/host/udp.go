@@ -3,6 +3,7 @@ package host
 import (
 	"context"
 	"errors"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -24,7 +25,8 @@ import (
 // package wire, over one connection. Each port of the guest has a socket here, for each family: a client's
 // is made by its first datagram, with a port that the host's kernel chooses, and goes when the guest has
 // sent nothing for portIdle, as in a NAT (RFC 4787 section 4.3). A server's is made by its bind, if a rule
-// covers that. It goes when its supervisor says that no program has the port, or ends.
+// covers that. It goes when its supervisors say that no program has the port, or end: each supervisor whose
+// program has asked for the port keeps it, because only the guest's kernel knows which of them has it.
 //
 // Room is bounded: beyond portsMax the client that was silent for longest gives way. All sockets share
 // one buffer. While the guest does not read its frames, datagrams wait in the kernel's queues, which drop
@@ -53,13 +55,13 @@ type portKey struct {
 
 // port is the socket of a guest's port.
 type port struct {
-	key    portKey
-	file   *os.File
-	raw    syscall.RawConn
-	own    uint16       // port of the socket
-	stream *stream      // of a server; nil: a client
-	used   atomic.Int64 // when the guest has sent by it, in seconds
-	asking atomic.Bool  // the supervisor is being asked about it
+	key     portKey
+	file    *os.File
+	raw     syscall.RawConn
+	own     uint16           // port of the socket
+	streams map[*stream]bool // of a server: whose bind it is; nil: a client. datagrams.mu guards it
+	used    atomic.Int64     // when the guest has sent by it, in seconds
+	asking  atomic.Bool      // the supervisor is being asked about it
 }
 
 // datagrams are the UDP sockets of a guest.
@@ -79,8 +81,15 @@ type datagrams struct {
 	buffer []byte
 }
 
-// serve takes the guest's connection for datagrams. A later one takes the place of an earlier one.
+// serve takes the guest's connection for datagrams. A later one takes the place of an earlier one. It counts
+// as a control stream.
 func (d *datagrams) serve(r *vsock.Request) {
+	if !d.vm.enter() {
+		d.vm.Log.Debug("guest has too many connections for datagrams")
+		r.Refuse()
+		return
+	}
+	defer d.vm.leave()
 	conn, theirs, err := streamPair()
 	if err != nil {
 		d.vm.Log.Error("datagrams of a guest", "err", err)
@@ -142,14 +151,22 @@ func (d *datagrams) close() {
 	}
 }
 
-// end ends the servers of a control stream.
+// end ends the servers that are a control stream's alone.
 func (d *datagrams) end(s *stream) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	for _, p := range d.ports {
-		if p.stream == s {
-			d.remove(p)
-		}
+		d.release(p, s)
+	}
+}
+
+// release takes a server from a stream, and ends the server that is no other's. The caller holds mu.
+func (d *datagrams) release(p *port, s *stream) {
+	if !p.streams[s] {
+		return
+	}
+	if delete(p.streams, s); len(p.streams) == 0 {
+		d.remove(p)
 	}
 }
 
@@ -161,7 +178,7 @@ func (d *datagrams) remove(p *port) {
 	}
 	delete(d.ports, p.key)
 	ended := make(chan struct{})
-	if p.stream != nil {
+	if p.streams != nil {
 		d.ending[p.key] = ended
 	}
 	go func() {
@@ -252,17 +269,19 @@ func (d *datagrams) server(at netip.AddrPort, s *stream) (made *port, err error)
 	p := d.ports[key]
 	servers := 0
 	for _, other := range d.ports {
-		if other.stream != nil {
+		if other.streams != nil {
 			servers++
 		}
 	}
-	if p != nil && p.stream != nil {
-		p.stream = s
-		d.mu.Unlock()
-		return nil, nil
+	shared := p != nil && p.streams != nil
+	if shared {
+		p.streams[s] = true
 	}
 	ending := d.ending[key]
 	d.mu.Unlock()
+	if shared {
+		return nil, d.keep(s)
+	}
 	if servers >= serversMax {
 		return nil, errFull
 	}
@@ -285,10 +304,25 @@ func (d *datagrams) server(at netip.AddrPort, s *stream) (made *port, err error)
 		unix.Close(h.sock)
 		return nil, err
 	}
-	return d.add(key, h, s)
+	if made, err = d.add(key, h, s); err != nil {
+		return nil, err
+	}
+	return made, d.keep(s)
 }
 
-// add makes a socket that of a port, and owns it.
+// keep lets a stream that is over have no servers: it may have ended while one was made.
+func (d *datagrams) keep(s *stream) error {
+	s.mu.Lock()
+	over := s.over
+	s.mu.Unlock()
+	if !over {
+		return nil
+	}
+	d.end(s)
+	return unix.EBADF
+}
+
+// add makes a socket that of a port, and owns it. s is a server's stream; nil: it is a client.
 func (d *datagrams) add(key portKey, h *handle, s *stream) (*port, error) {
 	level, option := unix.SOL_IP, unix.IP_RECVERR
 	if key.six {
@@ -303,7 +337,10 @@ func (d *datagrams) add(key portKey, h *handle, s *stream) (*port, error) {
 		unix.Close(h.sock)
 		return nil, err
 	}
-	p := &port{key: key, file: os.NewFile(uintptr(h.sock), "datagrams"), own: nameOf(name).Port(), stream: s}
+	p := &port{key: key, file: os.NewFile(uintptr(h.sock), "datagrams"), own: nameOf(name).Port()}
+	if s != nil {
+		p.streams = map[*stream]bool{s: true}
+	}
 	if p.raw, err = p.file.SyscallConn(); err != nil {
 		p.file.Close()
 		return nil, err
@@ -340,7 +377,7 @@ func (d *datagrams) add(key portKey, h *handle, s *stream) (*port, error) {
 func (d *datagrams) makeRoom() bool {
 	var oldest *port
 	for _, p := range d.ports {
-		if p.stream == nil && (oldest == nil || p.used.Load() < oldest.used.Load()) {
+		if p.streams == nil && (oldest == nil || p.used.Load() < oldest.used.Load()) {
 			oldest = p
 		}
 	}
@@ -356,7 +393,7 @@ func (d *datagrams) expire(now time.Time) {
 	defer d.mu.Unlock()
 	for _, p := range d.ports {
 		switch idle := now.Sub(time.Unix(p.used.Load(), 0)) >= portIdle; {
-		case idle && p.stream == nil:
+		case idle && p.streams == nil:
 			d.remove(p)
 		case idle:
 			go d.check(p)
@@ -373,7 +410,7 @@ func (d *datagrams) expire(now time.Time) {
 func (d *datagrams) refused(key portKey) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if p := d.ports[key]; p != nil && p.stream != nil {
+	if p := d.ports[key]; p != nil && p.streams != nil {
 		go d.check(p)
 	}
 }
@@ -391,12 +428,20 @@ func (d *datagrams) check(p *port) {
 		question.Flags = wire.Flag6
 	}
 	d.mu.Lock()
-	s := p.stream
+	asked := maps.Clone(p.streams)
 	d.mu.Unlock()
-	alive := s.isAlive(ctx, question)
+	alive := false
+	for s := range asked {
+		if alive = s.isAlive(ctx, question); alive {
+			break
+		}
+	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	if p.used.Store(time.Now().Unix()); !alive && p.stream == s {
+	for s := range p.streams {
+		alive = alive || !asked[s] // it came meanwhile
+	}
+	if p.used.Store(time.Now().Unix()); !alive {
 		d.remove(p)
 	}
 }

@@ -43,7 +43,7 @@ func (d *datagrams) bind(m, reply *wire.Message, s *stream) error {
 			d.mu.Lock()
 			defer d.mu.Unlock()
 			for _, p := range all {
-				d.remove(p)
+				d.release(p, s)
 			}
 			return err
 		}

@@ -68,7 +68,7 @@ func (d *datagrams) batch(p *port, file int) (more bool) {
 		case errors.Is(err, unix.EAGAIN):
 			more = false
 		default:
-			b, more = d.errors(p, file, b)
+			b, _ = d.errors(p, file, b) // the call has taken the error, and no datagram
 		}
 	}
 	d.write(b)
@@ -100,12 +100,17 @@ func (d *datagrams) tell(m wire.Datagram) {
 	d.write(b)
 }
 
-// send sends a datagram of the guest's. An error of an earlier datagram, which the kernel tells at the
-// next call, goes to the guest as that.
+// sendsMax is how many times a datagram is sent while the kernel tells errors of earlier ones: its queue may
+// have errors for several calls.
+const sendsMax = 32
+
+// send sends a datagram of the guest's. The kernel tells an error of an earlier datagram at the next call, which
+// sends nothing. That goes to the guest as the other's if the queue of errors has it. The queue may have no
+// room for it, so that an error is this datagram's only if the call gives it again.
 func (d *datagrams) send(p *port, m wire.Datagram) error {
-	var err error
+	var err, former error
 	rerr := p.raw.Write(func(fd uintptr) bool {
-		for range 3 {
+		for range sendsMax {
 			err = unix.Sendto(int(fd), m.Bytes, unix.MSG_DONTWAIT, sockaddr.Of(m.Peer))
 			if errors.Is(err, unix.EAGAIN) {
 				err = nil
@@ -115,15 +120,22 @@ func (d *datagrams) send(p *port, m wire.Datagram) error {
 				}
 			}
 			if err == nil {
-				break
+				return true
 			}
 			frames, some := d.errors(p, int(fd), nil)
-			if !some {
-				break
+			switch {
+			case some:
+				d.out.Lock()
+				d.write(frames)
+				d.out.Unlock()
+			case errors.Is(err, former):
+				return true
+			default:
+				former = err
 			}
-			d.out.Lock()
-			d.write(frames)
-			d.out.Unlock()
+		}
+		if former == nil {
+			err = nil // all were others': the datagram is lost
 		}
 		return true
 	})
@@ -133,7 +145,7 @@ func (d *datagrams) send(p *port, m wire.Datagram) error {
 	return err
 }
 
-// errors appends frames with the errors that the kernel has of a socket's datagrams (ip(7), IP_RECVERR).
+// errors appends frames with the errors that the kernel has of a socket's earlier datagrams (ip(7), IP_RECVERR).
 func (d *datagrams) errors(p *port, file int, b []byte) (frames []byte, some bool) {
 	const max = 64 // at once
 	oob := make([]byte, 512)
@@ -142,8 +154,8 @@ func (d *datagrams) errors(p *port, file int, b []byte) (frames []byte, some boo
 		if err != nil {
 			return b, some
 		}
-		some = true
 		errno, peer := errorOf(oob[:n]), nameOf(from)
+		some = some || errno != 0
 		if d.vm.Virtual != nil {
 			peer = netip.AddrPortFrom(d.vm.Virtual(peer.Addr()), peer.Port())
 		}
@@ -159,7 +171,7 @@ func (d *datagrams) errors(p *port, file int, b []byte) (frames []byte, some boo
 }
 
 // errorOf returns the errno of a struct sock_extended_err (linux/errqueue.h) in control messages; 0 if
-// there is none.
+// there is none, or if a call of this host's has had it as its own errno.
 func errorOf(oob []byte) uint16 {
 	list, err := unix.ParseSocketControlMessage(oob)
 	if err != nil {
@@ -168,7 +180,7 @@ func errorOf(oob []byte) uint16 {
 	for _, m := range list {
 		is4 := m.Header.Level == unix.SOL_IP && m.Header.Type == unix.IP_RECVERR
 		is6 := m.Header.Level == unix.SOL_IPV6 && m.Header.Type == unix.IPV6_RECVERR
-		if (is4 || is6) && len(m.Data) >= 4 {
+		if (is4 || is6) && len(m.Data) > 4 && m.Data[4] != unix.SO_EE_ORIGIN_LOCAL {
 			return uint16(binary.NativeEndian.Uint32(m.Data))
 		}
 	}
