@@ -10,16 +10,20 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// The rule and the table by which UDP leaves where nothing else has a route. Numbers are ours alone.
+// The rules and the table by which UDP leaves where nothing else has a route. Numbers are ours alone.
 const (
 	datagramTable    = 7450
 	datagramPriority = 32900 // behind the tables main and default
 )
 
+// ErrorTOS is the type of service (RFC 791) of ICMP messages that come by the link. The kernel takes them only
+// if it has a route back to their sender (rp_filter), which it looks for by their protocol and TOS.
+const ErrorTOS = 0x10
+
 // RouteDatagrams sets up a link of the calling thread's namespace, gives it addresses, and has UDP leave by
-// it that no other route covers: of the families of the addresses. Other protocols have no route more.
-// Addresses of a family that the kernel does not have are left out. It needs CAP_NET_ADMIN and Linux
-// 4.17. What it has made goes with the link, but for the rule, which then leads nowhere.
+// it that no other route covers: of the families of the addresses. Of other protocols,
+// only ICMP of IPv4 with ErrorTOS has a route more, so that ping(8) has none. Addresses of a family that the
+// kernel does not have are left out. It needs CAP_NET_ADMIN and Linux 4.17. What it has made goes with the link, but for the rules, which then lead nowhere.
 func RouteDatagrams(name string, mtu int, addrs []netip.Addr) error {
 	link, err := netlink.LinkByName(name)
 	if err == nil {
@@ -59,8 +63,16 @@ func routeFamily(link netlink.Link, addr netip.Addr) error {
 	if err := netlink.RouteReplace(route); err != nil {
 		return err
 	}
-	if err := netlink.RuleAdd(rule); err != nil && !errors.Is(err, unix.EEXIST) {
-		return err
+	rules := []*netlink.Rule{rule}
+	if addr.Is4() { // IPv6 has no rp_filter
+		back := *rule
+		back.IPProto, back.Tos = unix.IPPROTO_ICMP, ErrorTOS
+		rules = append(rules, &back)
+	}
+	for _, r := range rules {
+		if err := netlink.RuleAdd(r); err != nil && !errors.Is(err, unix.EEXIST) {
+			return err
+		}
 	}
 	return nil
 }

@@ -7,6 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/internal/netns"
 	"github.com/tsugiki/tsugiki/outsource/wire"
 )
 
@@ -173,8 +174,11 @@ func ipHead(b []byte, protocol uint8, from, to netip.Addr, size int) []byte {
 		b = append(b, protocol, hops)
 		return append(append(b, from.AsSlice()...), to.AsSlice()...)
 	}
-	start := len(b)
-	b = append(b, 0x45, 0)
+	start, tos := len(b), uint8(0)
+	if protocol == unix.IPPROTO_ICMP {
+		tos = netns.ErrorTOS
+	}
+	b = append(b, 0x45, tos)
 	b = be.AppendUint16(b, uint16(head4+size))
 	b = append(b, 0, 0, 0x40, 0, hops, protocol, 0, 0) // DF
 	b = append(append(b, from.AsSlice()...), to.AsSlice()...)

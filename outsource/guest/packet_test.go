@@ -8,6 +8,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/internal/netns"
 	"github.com/tsugiki/tsugiki/outsource/wire"
 )
 
@@ -44,6 +45,20 @@ func TestPackets(t *testing.T) {
 
 // TestErrors builds ICMP messages about the guest's datagrams. A message of the guest's own has the same
 // form.
+func TestErrorTOS(t *testing.T) {
+	d := wire.Datagram{Port: 53, Peer: netip.MustParseAddrPort("198.51.100.2:4000")}
+	for errno, want := range map[unix.Errno]byte{0: 0, unix.ECONNREFUSED: netns.ErrorTOS} {
+		d.Errno = uint16(errno)
+		head, sum := built(d)[virtioSize:][:head4], uint32(0)
+		for i := 0; i < head4; i += 2 {
+			sum += uint32(be.Uint16(head[i:]))
+		}
+		if head[1] != want || sum>>16+sum&0xffff != 0xffff {
+			t.Errorf("errno %d: TOS %#x, checksum %#x", errno, head[1], sum)
+		}
+	}
+}
+
 func TestErrors(t *testing.T) {
 	for _, peer := range []string{"198.51.100.2:4000", "[2001:db8::2]:4000"} {
 		d := wire.Datagram{Port: 53, Peer: netip.MustParseAddrPort(peer), Errno: uint16(unix.ECONNREFUSED)}

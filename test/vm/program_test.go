@@ -230,13 +230,14 @@ func echoServer(t *testing.T, ns *testkit.Namespace, at netip.AddrPort) {
 	}()
 }
 
-// TestGoProgram has a static program in the guest whose sockets do not block.
+// TestGoProgram has a static program in the guest whose sockets do not block. The guest takes packets only from
+// where it has a route to (rp_filter), as Debian's systemd has it.
 func TestGoProgram(t *testing.T) {
 	top := testkit.Build(t, testkit.Options{})
 	echoServer(t, top.Remote, netip.AddrPortFrom(testkit.RemoteAddr4, echoPort))
 	answerDatagrams(t, top.Remote, netip.AddrPortFrom(testkit.RemoteAddr4, echoPort))
 	g := uml.Boot(t, top.Host, uml.Options{
-		Script: programEnv + "=" + testkit.RemoteAddr4.String() + " tsugiki guest run -- /bin/program; echo program says $?",
+		Script: "echo 2 > /proc/sys/net/ipv4/conf/all/rp_filter\n" + programEnv + "=" + testkit.RemoteAddr4.String() + " tsugiki guest run -- /bin/program; echo program says $?",
 		Flags: []string{
 			"-e", "0.0.0.0/0=0.0.0.0", "-i", "0.0.0.0:9000=" + testkit.HostAddr4.String() + ":9001",
 			"-i", "0.0.0.0:9002=" + testkit.HostAddr4.String() + ":9003",
