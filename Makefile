@@ -35,6 +35,7 @@ deps-bench-forward: ; scripts/deps.sh bench-forward
 deps-bench-offload: ; scripts/deps.sh bench-offload
 deps-bench-peers: ; scripts/deps.sh bench-peers
 deps-bench-translate: ; scripts/deps.sh bench-translate
+deps-bench-vm: ; scripts/deps.sh bench-vm
 
 # What tsugiki --version says.
 STAMP = -ldflags "-X github.com/tsugiki/tsugiki/internal/programs.version=$(shell packaging/version.sh $(VERSION))"
@@ -72,6 +73,9 @@ install:
 		> $(DESTDIR)$(PREFIX)/share/pkgconfig/tsugiki-graft.pc
 	install -D -m 644 -t $(DESTDIR)$(PREFIX)/lib/systemd/system $(UNITS)
 	sed -i 's|/usr/bin/|$(PREFIX)/bin/|' $(addprefix $(DESTDIR)$(PREFIX)/lib/systemd/system/,$(notdir $(UNITS)))
+	for f in hooks/tsugiki scripts/init-premount/tsugiki; do set -e; \
+		install -D packaging/initramfs/$$f $(DESTDIR)$(PREFIX)/share/initramfs-tools/$$f && \
+		sed -i 's|/usr/bin/|$(PREFIX)/bin/|' $(DESTDIR)$(PREFIX)/share/initramfs-tools/$$f; done
 	[ -e $(DESTDIR)/etc/tsugiki/agent.toml ] || install -D -m 644 -t $(DESTDIR)/etc/tsugiki packaging/agent.toml
 	install -D -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/tsugiki/docs $(wildcard docs/*.md)
 	install -m 644 -t $(DESTDIR)$(PREFIX)/share/doc/tsugiki README.md CHANGELOG.md SECURITY.md
@@ -88,6 +92,7 @@ uninstall:
 	rm -f $(DESTDIR)$(PREFIX)/share/man/man1/tsugiki.1 $(DESTDIR)$(PREFIX)/share/man/man1/tsugiki-*.1
 	rm -f $(DESTDIR)$(PREFIX)/share/man/man5/tsugiki-agent.toml.5
 	rm -f $(addprefix $(DESTDIR)$(PREFIX)/lib/systemd/system/,$(notdir $(UNITS)))
+	rm -f $(addprefix $(DESTDIR)$(PREFIX)/share/initramfs-tools/,hooks/tsugiki scripts/init-premount/tsugiki)
 	rm -f $(DESTDIR)$(PREFIX)/share/pkgconfig/tsugiki-graft.pc
 	rm -f $(addprefix $(DESTDIR)$(PREFIX)/share/,bash-completion/completions/tsugiki zsh/$(ZSH)/_tsugiki fish/vendor_completions.d/tsugiki.fish)
 	rm -rf $(addprefix $(DESTDIR)$(PREFIX)/,lib/tsugiki include/tsugiki share/doc/tsugiki)
@@ -231,6 +236,14 @@ bench-kube: deps-bench-kube build
 	$(BENCH_KUBE) -nodes $(NODES) -pods $(PODS) -o $(CURDIR)/bench-kube.json
 	$(BENCH_KUBE) -nodes 1 -pods 300 -namespaces 1 -agent $(CURDIR)/$(BIN)/tsugiki -o $(CURDIR)/bench-kube-node.json
 
+# Ways of programs in virtual machines, in User-Mode Linux and in QEMU: the host's sockets, TAP, libslirp,
+# and a proxy on the host and in the guest. demo-vm prints the medians, bench-vm all figures.
+VM = $(GO) run ./bench/vm -accelerators uml,tcg -kernel "$$(scripts/kernels/fetch.sh 6.1)" -rounds $(ROUNDS)
+demo-vm: deps-bench-vm build
+	$(VM) -o demo-vm.json
+bench-vm: deps-bench-vm build
+	$(VM) -full -o bench-vm.json
+
 demo: deps-demo build
 	$(GO) run ./bench/demo
 
@@ -239,6 +252,6 @@ demo-translate: deps-bench-translate build
 	unshare -m sh -ec 'mount -t bpf bpf /sys/fs/bpf; exec "$$@"' sh $(GO) run ./bench/demo/translate
 
 clean:
-	rm -rf bin dist man .cache bench.json bench-agent.json bench-charge* bench-forward.json bench-kube*.json bench-offload*.json demo-offload.json bench-peers.json bench-translate.json density-test
+	rm -rf bin dist man .cache bench.json bench-agent.json bench-charge* bench-forward.json bench-kube*.json bench-offload*.json demo-offload.json bench-peers.json bench-translate.json bench-vm.json demo-vm.json density-test
 
-.PHONY: all deps deps-demo deps-engines deps-bench-offload deps-kube deps-bench-kube kube test-kube deps-bench-agent deps-bench-charge deps-bench-peers deps-bench-translate build man install uninstall deb packages generate lint test tests sanitized test-density density-report test-engines test-kernels cover-binaries soak fuzz bench bench-agent bench-charge bench-forward bench-kube bench-offload demo-offload bench-peers bench-translate demo demo-translate clean
+.PHONY: all deps deps-demo deps-engines deps-bench-offload deps-kube deps-bench-kube kube test-kube deps-bench-agent deps-bench-charge deps-bench-peers deps-bench-translate deps-bench-vm build man install uninstall deb packages generate lint test tests sanitized test-density density-report test-engines test-kernels cover-binaries soak fuzz bench bench-agent bench-charge bench-forward bench-kube bench-offload demo-offload bench-peers bench-translate bench-vm demo demo-translate demo-vm clean

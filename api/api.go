@@ -172,6 +172,8 @@ type ContainerStats struct {
 	Memory uint64 `json:"memory"`
 	// Translation is missing if IPv4 is not translated.
 	Translation *TranslationStats `json:"translation,omitempty"`
+	// Guest is missing if the container is no virtual machine. Its counters begin at 0 with the daemon.
+	Guest *GuestState `json:"guest,omitempty"`
 }
 
 // Connections are TCP connections: Out were opened by the container, In by others.

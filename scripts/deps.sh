@@ -6,7 +6,8 @@
 # containers are made with, "deps.sh bench-charge" all but what runs and loads them,
 # "deps.sh bench-forward" all but Open vSwitch, "deps.sh bench-offload" all but that and CNI's
 # plugins, "deps.sh bench-peers" all but the engines, pasta and slirp4netns,
-# "deps.sh bench-translate" all but the proxies, tayga and the resolvers;
+# "deps.sh bench-translate" all but the proxies, tayga and the resolvers, "deps.sh bench-vm" all but
+# the virtual machines, and their networks;
 # "deps.sh kernels" installs what a virtual machine takes, too, "deps.sh engines" what runc is
 # built with, and "deps.sh kube" what a cluster takes that scripts/kube.sh does not build.
 set -euo pipefail
@@ -110,6 +111,8 @@ elif [[ ${1:-} == bench-peers ]]; then
 	install passt slirp4netns "${engines[@]}" libseccomp-dev # bypass4netns is built
 elif [[ ${1:-} == bench-translate ]]; then
 	install tayga haproxy dnsmasq-base unbound
+elif [[ ${1:-} == bench-vm ]]; then
+	install user-mode-linux qemu-system-x86 kmod xz-utils busybox-static slirp4netns haproxy dnsmasq-base
 elif [[ ${1:-} != demo ]]; then
 	[[ ${1:-} != kernels ]] || install qemu-system-x86 kmod xz-utils busybox-static
 	[[ ${1:-} != engines ]] || install libseccomp-dev # runc is built

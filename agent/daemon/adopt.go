@@ -50,6 +50,12 @@ func (d *Daemon) adoptAll() error {
 			}
 			continue
 		}
+		if r.VSock != "" {
+			if err := d.forgetFormer(r); err != nil {
+				d.log.Error("virtual machine cannot be attached anew", "container", r.Name, "err", err)
+			}
+			continue
+		}
 		if err := d.adopt(r, started); err != nil {
 			d.log.Error("container not taken over; it runs on without an agent", "container", r.Name, "err", err)
 		}

@@ -20,6 +20,7 @@ import (
 	"github.com/tsugiki/tsugiki/agent/grants"
 	"github.com/tsugiki/tsugiki/agent/httpapi"
 	"github.com/tsugiki/tsugiki/agent/ports"
+	"github.com/tsugiki/tsugiki/agent/vm"
 	"github.com/tsugiki/tsugiki/charge/accounts"
 	"github.com/tsugiki/tsugiki/gate"
 	"github.com/tsugiki/tsugiki/internal/cgroup"
@@ -57,6 +58,9 @@ type Daemon struct {
 	// filterSocket is the socket of listeners. A pool keeps it for the next daemon. It is set
 	// before the first listener can come.
 	filterSocket *os.File
+
+	contexts     vm.Contexts
+	formerGuests []*record // of an earlier daemon, until attachGuests takes them
 
 	files  httpapi.FileLimit
 	failed chan error // has room for one
@@ -145,6 +149,7 @@ func (d *Daemon) start() (err error) {
 		return err
 	}
 	d.awaitPrograms()
+	d.attachGuests()
 	d.api, err = d.serveAPI()
 	return err
 }
@@ -208,9 +213,12 @@ func (d *Daemon) all() []*managed {
 	return list
 }
 
-// Reload sets the configuration for later registrations. The directories and the address of metrics
-// stay those of the first configuration.
-func (d *Daemon) Reload(cfg *config.Config) { d.config.Store(cfg) }
+// Reload sets the configuration for later registrations, and attaches and removes guests. The directories
+// and the address of metrics stay those of the first configuration.
+func (d *Daemon) Reload(cfg *config.Config) {
+	d.config.Store(cfg)
+	d.followConfig(cfg)
+}
 
 // Close stops serving. The containers go on, and wait for the next daemon where they need one.
 func (d *Daemon) Close() error {
@@ -233,7 +241,7 @@ func (d *Daemon) Close() error {
 	d.closed = true
 	d.changes.Unlock()
 	d.removals.Wait()
-	errs = append(errs, d.releaseAll())
+	errs = append(errs, d.releaseAll(), d.contexts.Close())
 	if d.pool != nil {
 		errs = append(errs, d.pool.Close())
 	}

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/agent/vm"
 	"github.com/tsugiki/tsugiki/charge/accounts"
 	"github.com/tsugiki/tsugiki/gate"
 	"github.com/tsugiki/tsugiki/internal/kernel"
@@ -25,7 +26,7 @@ import (
 // Examine tries the kernel features and looks for the programs that containers need. It removes
 // what it makes.
 func Examine(runDir string) ([]kernel.Result, error) {
-	return kernel.Examine(slices.Concat(kernel.Features(), installation(runDir), accounts.Features()))
+	return kernel.Examine(slices.Concat(kernel.Features(), installation(runDir), accounts.Features(), vm.Features()))
 }
 
 // Clean removes the pinned policy programs of all versions from the kernel. Containers go on. It

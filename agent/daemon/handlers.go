@@ -61,6 +61,7 @@ func (d *Daemon) routes() httpapi.Routes {
 	}))
 	maps.Copy(routes, d.chargeRoutes())
 	maps.Copy(routes, d.podRoutes())
+	maps.Copy(routes, d.guestRoutes())
 	return routes
 }
 
@@ -135,7 +136,11 @@ func (d *Daemon) handleRemove(w http.ResponseWriter, r *http.Request) {
 	name, id := r.PathValue("container"), r.URL.Query().Get("id")
 	// Another container may have the name by now.
 	err := httpapi.ErrNoContainer
-	if m := d.find(name); m != nil && (id == "" || id == m.ID) {
+	if m := d.find(name); m != nil && (id == "" || id == m.ID) && (m.isGuest() || !isAbout(r)) {
+		if m.Configured {
+			httpapi.Refuse(w, errConfigured)
+			return
+		}
 		err = d.remove(m, "container is removed")
 	}
 	// Another caller may be removing it. This caller too wants to know when it is gone.

@@ -31,13 +31,15 @@ type managed struct {
 	// following serializes changes by grants. Its holder may wait for gates.
 	following sync.Mutex
 	again     bool // its engine has started it again while no daemon ran
+
+	attachment // of a guest
 }
 
 func (d *Daemon) newManaged(id identity, given rules.Rules) *managed {
 	m := &managed{identity: id, d: d, log: d.log.With("container", id.Name)}
 	m.tracer = newTracer(func(on bool) { m.Trace(on) })
 	spec := container.Spec{
-		Name: id.Name, RunDir: d.runDir, LoopbackOnly: id.LoopbackOnly, Programs: id.Programs, Outlives: true,
+		Name: id.Name, RunDir: d.runDir, LoopbackOnly: id.LoopbackOnly, Programs: id.Programs, Outlives: id.VSock == "",
 		Mark:  "-" + id.Token[:8], // other daemons may have the same names
 		Rules: given, Annotated: id.Annotated, Ports: d.ports.Holder(id.Name), Log: d.log,
 		Decisions: slog.New(m.tracer.handler(d.log.Handler())).With("container", id.Name),
@@ -106,12 +108,17 @@ func (m *managed) attach(listener *os.File, pid int) error {
 // release lets go of the container, which goes on without a daemon.
 func (m *managed) release() error {
 	defer m.tracer.close()
+	if m.isGuest() {
+		m.endMachine()
+		return m.Remove() // the next daemon has its record
+	}
 	return m.Release()
 }
 
 // remove ends the container, if it still runs, and removes all that belongs to it.
 func (m *managed) remove() error {
 	defer m.tracer.close()
+	m.endMachine()
 	return m.Remove()
 }
 
@@ -123,7 +130,10 @@ func (m *managed) show() api.Container {
 		Created: m.Created.Format(time.RFC3339), Ports: s.Ports, Egress: s.Egress,
 		Pod: m.Pod,
 	}
-	if c.PID != 0 {
+	if m.isGuest() {
+		c.Mode, c.PID = api.ModeGuest, int(m.vmm.Load())
+	}
+	if c.PID != 0 || m.isGuest() && m.guestState().Open > 0 {
 		c.State = stateRunning
 	}
 	return c

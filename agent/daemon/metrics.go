@@ -71,6 +71,16 @@ var (
 	descDatagrams  = containerDesc("translate_relayed_datagrams_total", "Datagrams of SIP's ports.", "result")
 )
 
+// Of virtual machines.
+var (
+	descGuestOpen   = containerDesc("guest_connections", "Vsock connections of a virtual machine that are open.")
+	descGuestConns  = containerDesc("guest_connections_total", "Vsock connections of a virtual machine.", "by")
+	descGuestBytes  = containerDesc("guest_bytes_total", "Bytes of a virtual machine's vsock connections.", "direction")
+	descGuestResets = containerDesc("guest_resets_total", "Vsock connections of a virtual machine that ended before both sides had said so.")
+	descGuestBoots  = containerDesc("guest_boots_total", "VMMs that have connected for a virtual machine.")
+	descGuestFaults = containerDesc("guest_faults_total", "Times that a virtual machine has lost its device, because it or its VMM has broken the device's rules.")
+)
+
 // bucketPowers are the upper bounds of decision_seconds, as powers of 2 ns: from 1
 // us to 1 s.
 var bucketPowers = []int{10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30}
@@ -135,6 +145,16 @@ func collectContainer(out chan<- prometheus.Metric, s *api.ContainerStats) {
 	count(descDelayed, s.Delayed)
 	count(descUnreported, s.Unreported)
 	out <- prometheus.MustNewConstMetric(descMemory, prometheus.GaugeValue, float64(s.Memory), s.Name)
+	if g := s.Guest; g != nil {
+		out <- prometheus.MustNewConstMetric(descGuestOpen, prometheus.GaugeValue, float64(g.Open), s.Name)
+		count(descGuestConns, g.Opened, "guest")
+		count(descGuestConns, g.Dialed, "host")
+		count(descGuestBytes, g.FromGuest, "out")
+		count(descGuestBytes, g.ToGuest, "in")
+		count(descGuestResets, g.Resets)
+		count(descGuestBoots, g.Boots)
+		count(descGuestFaults, g.Faults)
+	}
 	if t := s.Translation; t != nil {
 		for state, n := range map[string]int{"in_use": t.Addresses.InUse, "idle": t.Addresses.Idle, "free": t.Addresses.Free} {
 			out <- prometheus.MustNewConstMetric(descAddresses, prometheus.GaugeValue, float64(n), s.Name, state)

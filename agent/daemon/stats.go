@@ -74,7 +74,10 @@ func (m *managed) stats() (api.ContainerStats, bool) {
 		AskedAgain:  g.Again, Delayed: g.Full, Unreported: g.Unreported + c.Decided.Unreported,
 		Memory: c.Memory, Translation: c.Translation,
 	}
-	if c.Running {
+	if m.isGuest() {
+		s.Guest = m.guestState()
+	}
+	if c.Running || s.Guest != nil && (s.Guest.VMM != 0 || s.Guest.Open > 0) {
 		s.State = stateRunning
 	}
 	s.Kernel.Calls = map[string]uint64{

@@ -46,6 +46,10 @@ type identity struct {
 	Annotated    bool      `json:"annotated"` // its rules come from annotations
 	// Pod is the pod of Kubernetes that it belongs to; nil: none.
 	Pod *api.Pod `json:"pod,omitempty"`
+	// VSock says where a guest's VMM is; empty: it is no guest. Configured says that the configuration has
+	// the guest.
+	VSock      string `json:"vsock,omitempty"`
+	Configured bool   `json:"configured,omitempty"`
 	// Endpoints are those with which the container began. Rules may name endpoints that are
 	// gone.
 	Endpoints []string `json:"given"`

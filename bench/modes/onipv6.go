@@ -223,18 +223,29 @@ program=$!
 wait $program
 `
 
-// haproxyScript is a helper that listens at an address and leads to another one.
-const haproxyScript = `haproxy -db -f /dev/stdin <<'END'
-defaults
+// Lead is a way through a proxy: what comes to one address goes to the other one.
+type Lead struct{ From, To netip.AddrPort }
+
+const haproxyDefaults = `defaults
 	mode tcp
 	option splice-auto
 	timeout connect 1m
 	timeout client 1h
 	timeout server 1h
-listen proxy
-	bind %s
-	server server %s
-END`
+`
+
+// HAProxyConfig is haproxy's configuration for some ways. The kernel moves the bytes (splice(2)) where
+// haproxy finds that worthwhile.
+func HAProxyConfig(leads ...Lead) string {
+	config := haproxyDefaults
+	for i, l := range leads {
+		config += fmt.Sprintf("listen proxy%d\n\tbind %s\n\tserver server %s\n", i, l.From, l.To)
+	}
+	return config
+}
+
+// haproxyScript runs haproxy with a configuration.
+const haproxyScript = "haproxy -db -f /dev/stdin <<'END'\n%sEND"
 
 // beside is the command line of a program with the helper of a mode, which takes what comes to one
 // address to the other one.
@@ -245,7 +256,7 @@ func (r *Runner) beside(m Mode, network string, from, to netip.AddrPort, argv []
 	case Tayga:
 		helper, ready = "tayga --nodetach --config "+r.taygaConfig(), "ip link show dev nat64 | grep -q LOWER_UP"
 	case HAProxy:
-		helper = fmt.Sprintf(haproxyScript, from, to)
+		helper = fmt.Sprintf(haproxyScript, HAProxyConfig(Lead{from, to}))
 	case Socat:
 		helper = fmt.Sprintf("socat %s-LISTEN:%d,bind=%s,fork,reuseaddr %s:%s", socatType(network, from), from.Port(),
 			hostOf(from), socatType(network, to), to)

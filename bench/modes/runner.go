@@ -136,7 +136,7 @@ func New(ctx context.Context, c Config) (*Runner, error) {
 	if r.cpus, err = usableCPUs(); err != nil {
 		return nil, err
 	}
-	if r.CongestionControl, err = chooseCongestionControl(c.CongestionControl); err != nil {
+	if r.CongestionControl, err = ChooseCongestionControl(c.CongestionControl); err != nil {
 		return nil, err
 	}
 	o := testkit.Options{CongestionControl: r.CongestionControl}
@@ -155,7 +155,8 @@ func New(ctx context.Context, c Config) (*Runner, error) {
 	return r, nil
 }
 
-func chooseCongestionControl(asked string) (string, error) {
+// ChooseCongestionControl is what Config.CongestionControl becomes.
+func ChooseCongestionControl(asked string) (string, error) {
 	if asked != "" {
 		return asked, nil
 	}

@@ -68,7 +68,7 @@ func noArguments(name string) cobra.PositionalArgs {
 func (f *agentFlags) load() (*config.Config, error) {
 	cfg, err := config.Load(f.config)
 	if err == nil {
-		err = rules.CheckConfig(cfg)
+		err = errors.Join(rules.CheckConfig(cfg), node.CheckGuests(cfg))
 	}
 	if err != nil {
 		return nil, usageError{err}

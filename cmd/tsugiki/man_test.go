@@ -53,7 +53,7 @@ func TestManualPages(t *testing.T) {
 		"tsugiki-forward-off.1":     {"off POD"},
 		"tsugiki-forward-pair.1":    {"pair POD POD VERDICT", "default"},
 		"tsugiki-guest.1":           {"tsugiki-guest-attach(1)", "tsugiki-guest-run(1)"},
-		"tsugiki-guest-attach.1":    {"--vsock PATH --name VM", "--cid VALUE", "--translate", "vhost-user-vsock"},
+		"tsugiki-guest-attach.1":    {"--vsock PATH|hybrid:PATH|CID --name VM", "--cid VALUE", "--translate", "vhost-user-vsock"},
 		"tsugiki-guest-run.1":       {"COMMAND [ARG...]", "guest attach"},
 		"tsugiki-translate.1":       {"tsugiki-translate-show(1)", "virtual IPv4 addresses"},
 		"tsugiki-translate-show.1":  {"show [-o FORMAT] [CONTAINER]", "resolvers"},

@@ -13,8 +13,8 @@ const configIntroduction = `The file configures tsugiki agent and tsugiki-runtim
 defaults. The format is TOML. For unknown keys, wrong values and wrong rules, the agent
 prints errors with their lines and does not start.
 
-The agent reads the file when it starts. At SIGHUP it reads the log level, [[allow]] and
-[[container]] again. A restart of the agent leaves containers and their connections
+The agent reads the file when it starts. At SIGHUP it reads the log level, [[allow]],
+[[container]] and [[guest]] again. A restart of the agent leaves containers and their connections
 alone.`
 
 const configContainers = `The file may have several [[container]] tables. The first one whose pattern matches a

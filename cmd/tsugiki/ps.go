@@ -18,7 +18,7 @@ func psCommand() *cobra.Command {
 		Use:   "ps [-o FORMAT]",
 		Short: "List the agent's containers with their host addresses",
 		Long: `Ps prints a line for each container of the agent: its name, id and state, the PID of its
-first process, the mode of interception, the host's addresses and ports at which it
+first process, the mode of interception (guest: a virtual machine, with the PID of its VMM), the host's addresses and ports at which it
 serves (PORTS; with +own also at the container's own address, with +from for some clients only), and the host's addresses from which it connects (EGRESS). -o wide prints
 whole ids, and the times at which the containers were registered. -o json and -o yaml
 print an array of objects with the keys id, name, state, pid, mode, created, ports and

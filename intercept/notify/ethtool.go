@@ -7,6 +7,8 @@ import (
 	"unsafe"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/sys/tracee"
 )
 
 // throughMax is how much a request can read and write where its struct ifreq points.
@@ -37,7 +39,7 @@ const ethtoolNothing = 0xffffffff
 // page behind the copy that nobody can write to ends what the kernel writes.
 func (r *interfaceRequest) readThrough() error {
 	var ifreq [ifreqSize]byte
-	if err := r.memory.read(r.at, ifreq[:]); err != nil {
+	if err := r.memory.Read(r.at, ifreq[:]); err != nil {
 		return err
 	}
 	e := binary.NativeEndian
@@ -51,12 +53,12 @@ func (r *interfaceRequest) readThrough() error {
 		return err
 	}
 	data := mapped[:throughMax]
-	n, err := r.memory.readSome(at, data)
+	n, err := r.memory.ReadSome(at, data)
 	if err != nil {
 		return err
 	}
 	if n < 4 {
-		return errFault
+		return tracee.ErrFault
 	}
 	if r.number == unix.SIOCETHTOOL && !slices.Contains(ethtoolReads, e.Uint32(data)) {
 		e.PutUint32(data, ethtoolNothing) // the kernel says what it says to who may not
@@ -73,5 +75,5 @@ func (r *interfaceRequest) readThrough() error {
 	if last == 0 {
 		return nil
 	}
-	return r.memory.write(at, data[:last])
+	return r.memory.Write(at, data[:last])
 }

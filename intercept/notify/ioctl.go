@@ -9,6 +9,7 @@ import (
 
 	"github.com/tsugiki/tsugiki/gate"
 	"github.com/tsugiki/tsugiki/graft"
+	"github.com/tsugiki/tsugiki/internal/sys/tracee"
 )
 
 // ioctl(2) of a socket tells of the interfaces, addresses and neighbours of the network namespace
@@ -96,7 +97,7 @@ type interfaceRequest struct {
 	number uint32
 	at     uint64 // the program's third argument
 	narrow bool   // the program's words have 32 bits
-	memory *memory
+	memory *tracee.Memory
 	file   int
 }
 
@@ -114,7 +115,7 @@ func (s *Supervisor) ioctl(p *program) (graft.Answer, error) {
 	var failed error
 	m, err := p.memory()
 	if err == nil {
-		defer m.close()
+		defer m.Close()
 		r.memory = m
 		err = s.engine.Interfaces(p, p.request.Number, r.number == unix.SIOCGIFNAME, func(file int) {
 			r.file = file
@@ -135,7 +136,7 @@ func (s *Supervisor) ioctlAnswer(r gate.Request, err error) (graft.Answer, error
 		return succeed(), nil
 	case errors.Is(err, errStale):
 		return graft.Answer{}, err
-	case errors.Is(err, errFault):
+	case errors.Is(err, tracee.ErrFault):
 		return fail(unix.EFAULT), nil
 	case errors.As(err, &errno):
 		s.log.Debug("request refused", "pid", r.Thread, "syscall", r.Call, "err", err)
@@ -189,14 +190,14 @@ func (r *interfaceRequest) call(arg unsafe.Pointer) error {
 // read makes a request whose argument is so many bytes that the kernel reads and writes.
 func (r *interfaceRequest) read(size int) error {
 	var b [max(ifreqSize, arpreqSize)]byte
-	err := r.memory.read(r.at, b[:size])
+	err := r.memory.Read(r.at, b[:size])
 	if err == nil {
 		err = r.call(unsafe.Pointer(&b))
 	}
 	if err != nil {
 		return err
 	}
-	return r.memory.write(r.at, b[:size])
+	return r.memory.Write(r.at, b[:size])
 }
 
 // ifconf is struct ifconf.
@@ -212,7 +213,7 @@ func (r *interfaceRequest) list() error {
 	if r.narrow {
 		b = b[:8]
 	}
-	if err := r.memory.read(r.at, b); err != nil {
+	if err := r.memory.Read(r.at, b); err != nil {
 		return err
 	}
 	e := binary.NativeEndian
@@ -237,10 +238,10 @@ func (r *interfaceRequest) list() error {
 		for i := range count {
 			out = append(out, list[i*ifreqSize:i*ifreqSize+r.ifreqSize()]...)
 		}
-		if err := r.memory.write(to, out); err != nil {
+		if err := r.memory.Write(to, out); err != nil {
 			return err
 		}
 	}
 	e.PutUint32(length[:], uint32(count*r.ifreqSize()))
-	return r.memory.write(r.at, length[:])
+	return r.memory.Write(r.at, length[:])
 }

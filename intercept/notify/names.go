@@ -50,8 +50,8 @@ func (s *Supervisor) name(p *program) (graft.Answer, error) {
 func (s *Supervisor) giveMemory(p *program) {
 	m, err := p.memory()
 	if err == nil {
-		err = s.gate.GiveMemory(p.request, m.fd)
-		m.close()
+		err = s.gate.GiveMemory(p.request, m.File())
+		m.Close()
 	}
 	if err != nil {
 		s.log.Debug("the gate asks again for memory", "pid", p.request.Thread, "err", err)
@@ -141,19 +141,19 @@ func giveName(p *program, name netip.AddrPort, at, length uint64) (unix.Errno, e
 	if err != nil {
 		return 0, err
 	}
-	defer m.close()
+	defer m.Close()
 	var size [4]byte
-	err = m.read(length, size[:])
+	err = m.Read(length, size[:])
 	room := int32(binary.NativeEndian.Uint32(size[:]))
 	if err == nil && room < 0 {
 		return unix.EINVAL, nil
 	}
 	if err == nil && room > 0 {
-		err = m.write(at, sa[:min(int(room), len(sa))])
+		err = m.Write(at, sa[:min(int(room), len(sa))])
 	}
 	if err == nil {
 		binary.NativeEndian.PutUint32(size[:], uint32(len(sa)))
-		err = m.write(length, size[:])
+		err = m.Write(length, size[:])
 	}
 	if errors.Is(err, unix.EFAULT) {
 		return unix.EFAULT, nil

@@ -1,27 +1,18 @@
 package notify
 
 import (
-	"bufio"
-	"bytes"
 	"errors"
 	"fmt"
-	"io/fs"
-	"os"
-	"strconv"
-	"strings"
 	"sync"
-
-	"github.com/tsugiki/tsugiki/internal/sys/pidfd"
-	"github.com/tsugiki/tsugiki/internal/sys/proc"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/gate"
 	"github.com/tsugiki/tsugiki/graft"
+	"github.com/tsugiki/tsugiki/internal/sys/pidfd"
+	"github.com/tsugiki/tsugiki/internal/sys/proc"
+	"github.com/tsugiki/tsugiki/internal/sys/tracee"
 )
-
-// kcmpEpollTFD is KCMP_EPOLL_TFD of linux/kcmp.h (4.13, CONFIG_KCMP).
-const kcmpEpollTFD = 7
 
 // processes finds the process of a thread and holds on to it. A pidfd refers to one process for
 // good. So if another process has the thread id by now, the entry fails instead of reaching that
@@ -198,12 +189,6 @@ func (p *program) Add(file int, closeOnExec bool) (int, error) {
 	return number, nil
 }
 
-// watchesMax bounds the registrations of one socket, each of which is a descriptor of ours: a program
-// can have a million with some thousand descriptors.
-const watchesMax = 1024
-
-var errWatches = fmt.Errorf("the socket is in epolls more than %d times", watchesMax)
-
 // Descriptors goes through all that the process has open: it is asked only
 // where a socket is swapped.
 func (p *program) Descriptors(file int) (described []graft.Descriptor, err error) {
@@ -212,137 +197,51 @@ func (p *program) Descriptors(file int) (described []graft.Descriptor, err error
 			graft.CloseWatches(described)
 		}
 	}()
-	want, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(file))
+	list, err := tracee.Descriptors(p.request.Thread, file)
 	if err != nil {
-		return nil, fmt.Errorf("identify socket: %w", err)
+		return nil, err
 	}
-	dir := fmt.Sprintf("/proc/%d/fd", p.request.Thread)
-	entries, err := os.ReadDir(dir)
-	if err != nil {
-		return nil, unix.ESRCH
-	}
-	var found []graft.Descriptor
-	var epolls []int
-	for _, entry := range entries {
-		link, err := os.Readlink(dir + "/" + entry.Name())
-		if err != nil {
-			continue // closed meanwhile
-		}
-		number, err := strconv.Atoi(entry.Name())
-		if err != nil {
-			continue
-		}
-		switch link {
-		case want:
-			found = append(found, graft.Descriptor{Number: number})
-		case "anon_inode:[eventpoll]":
-			epolls = append(epolls, number)
-		}
-	}
-	watches := 0
-	for _, d := range found {
-		err := p.describe(&d, epolls)
-		described = append(described, d)
-		if errors.Is(err, fs.ErrNotExist) { // closed meanwhile
-			last := len(described) - 1
-			graft.CloseWatches(described[last:])
-			described = described[:last]
-			continue
-		}
-		if watches += len(d.Watches); err == nil && watches > watchesMax {
-			err = errWatches
-		}
-		if err != nil {
-			return described, err
+	for _, d := range list {
+		described = append(described, graft.Descriptor{Number: d.Number, CloseOnExec: d.CloseOnExec})
+		last := &described[len(described)-1]
+		for _, w := range d.Watches {
+			epoll, err := p.File(w.Epoll)
+			if err != nil {
+				return described, err
+			}
+			last.Watches = append(last.Watches, graft.Watch{Epoll: epoll, Events: w.Events, Data: w.Data})
 		}
 	}
 	return described, p.valid()
 }
 
-func (p *program) describe(d *graft.Descriptor, epolls []int) error {
-	info, err := p.fdinfo(d.Number)
+// memory opens the memory of a program that waits for an answer. What is read or written there delays only
+// calls of the same container.
+func (p *program) memory() (*tracee.Memory, error) {
+	m, err := tracee.OpenMemory(p.request.Thread)
+	if verr := p.valid(); verr != nil {
+		if err == nil {
+			m.Close()
+		}
+		return nil, verr
+	}
+	return m, err
+}
+
+func (p *program) readAt(at uint64, b []byte) error {
+	m, err := p.memory()
 	if err != nil {
 		return err
 	}
-	flags, err := strconv.ParseUint(field(info, "flags:"), 8, 32)
+	defer m.Close()
+	return m.Read(at, b)
+}
+
+func (p *program) writeAt(at uint64, b []byte) error {
+	m, err := p.memory()
 	if err != nil {
-		return fmt.Errorf("read flags of descriptor %d: %w", d.Number, err)
+		return err
 	}
-	d.CloseOnExec = flags&unix.O_CLOEXEC != 0
-	for _, epoll := range epolls {
-		if !p.watches(epoll, d.Number) {
-			continue
-		}
-		w, found, err := p.watch(epoll, d.Number)
-		if err != nil {
-			return err
-		}
-		if found {
-			d.Watches = append(d.Watches, w)
-		}
-		if len(d.Watches) > watchesMax {
-			return errWatches
-		}
-	}
-	return nil
-}
-
-// watches tells, without going through its list, whether an epoll has the file
-// that a descriptor refers to, under that number.
-func (p *program) watches(epoll, number int) bool {
-	slot := struct{ efd, tfd, toff uint32 }{uint32(epoll), uint32(number), 0}
-	r, errno := kcmp(p.request.Thread, p.request.Thread, kcmpEpollTFD, number, &slot)
-	// Without kcmp(2) the list has to tell.
-	return errno == unix.ENOSYS || errno == unix.EPERM || (errno == 0 && r == 0)
-}
-
-func (p *program) watch(epoll, number int) (graft.Watch, bool, error) {
-	info, err := p.fdinfo(epoll)
-	if err != nil {
-		return graft.Watch{}, false, err
-	}
-	events, data, found := parseWatch(info, number)
-	if !found {
-		return graft.Watch{}, false, nil
-	}
-	fd, err := p.File(epoll)
-	if err != nil {
-		return graft.Watch{}, false, err
-	}
-	return graft.Watch{Epoll: fd, Events: events, Data: data}, true, nil
-}
-
-func (p *program) fdinfo(number int) ([]byte, error) {
-	info, err := os.ReadFile(fmt.Sprintf("/proc/%d/fdinfo/%d", p.request.Thread, number))
-	if err != nil {
-		return nil, fmt.Errorf("read about descriptor %d: %w", number, err)
-	}
-	return info, nil
-}
-
-// parseWatch finds a registration in the fdinfo of an epoll, whose lines are
-// "tfd: N events: HEX data: HEX pos:D ino:HEX sdev:HEX" (proc(5)).
-func parseWatch(info []byte, number int) (events uint32, data uint64, found bool) {
-	for lines := bufio.NewScanner(bytes.NewReader(info)); lines.Scan(); {
-		f := strings.Fields(lines.Text())
-		if len(f) < 6 || f[0] != "tfd:" || f[2] != "events:" || f[4] != "data:" || f[1] != strconv.Itoa(number) {
-			continue
-		}
-		ev, err1 := strconv.ParseUint(f[3], 16, 32)
-		d, err2 := strconv.ParseUint(f[5], 16, 64)
-		if err1 == nil && err2 == nil {
-			return uint32(ev), d, true
-		}
-	}
-	return 0, 0, false
-}
-
-// field is the value behind a key at the start of a line.
-func field(info []byte, key string) string {
-	for line := range strings.Lines(string(info)) {
-		if rest, ok := strings.CutPrefix(line, key); ok {
-			return strings.TrimSpace(rest)
-		}
-	}
-	return ""
+	defer m.Close()
+	return m.Write(at, b)
 }

@@ -16,6 +16,7 @@ import (
 	"github.com/tsugiki/tsugiki/gate"
 	"github.com/tsugiki/tsugiki/graft"
 	"github.com/tsugiki/tsugiki/internal/sys/pidfd"
+	"github.com/tsugiki/tsugiki/internal/sys/tracee"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
@@ -79,30 +80,6 @@ func TestProcessesAreBounded(t *testing.T) {
 		ps.mu.Unlock()
 		if n := len(ps.byID); n > processesMax {
 			t.Fatalf("%d are kept", n)
-		}
-	}
-}
-
-// What a program's descriptor is: its flags, and that an epoll without it has no part in it.
-func TestDescribe(t *testing.T) {
-	p := &program{s: &Supervisor{}, request: gate.Request{Thread: os.Getpid()}}
-	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Close(epoll)
-	for flag, want := range map[int]bool{0: false, unix.O_CLOEXEC: true} {
-		file, err := unix.Open("/dev/null", unix.O_RDONLY|flag, 0)
-		if err != nil {
-			t.Fatal(err)
-		}
-		d := graft.Descriptor{Number: file}
-		if err := p.describe(&d, []int{epoll}); err != nil || d.CloseOnExec != want || len(d.Watches) != 0 {
-			t.Errorf("%+v, %v", d, err)
-		}
-		unix.Close(file)
-		if err := p.describe(&d, nil); !errors.Is(err, os.ErrNotExist) {
-			t.Errorf("a descriptor that was closed: %v", err)
 		}
 	}
 }
@@ -197,10 +174,10 @@ func TestDescriptorsOfEpolls(t *testing.T) {
 	watched(10)
 	check(0, nil, 10)
 	check(6, unix.EMFILE, 0)
-	watched(watchesMax - 10)
-	check(0, nil, watchesMax)
+	watched(tracee.WatchesMax - 10)
+	check(0, nil, tracee.WatchesMax)
 	watched(1)
-	check(0, errWatches, 0)
+	check(0, tracee.ErrWatches, 0)
 }
 
 // keepProcess has the supervisor open the process of a caller, which stays open then. The file is one
@@ -213,39 +190,6 @@ func keepProcess(t *testing.T, p *program, file int) {
 	}
 	if err := unix.Close(own); err != nil {
 		t.Fatal(err)
-	}
-}
-
-// The kernel's own text about an epoll, and such as is none.
-func TestWatchOfTheKernel(t *testing.T) {
-	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Close(epoll)
-	event, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Close(event)
-	if err := unix.EpollCtl(epoll, unix.EPOLL_CTL_ADD, event, &unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLET&0x7fffffff, Fd: 5, Pad: 6}); err != nil {
-		t.Fatal(err)
-	}
-	info, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", epoll))
-	if err != nil {
-		t.Fatal(err)
-	}
-	events, data, found := parseWatch(info, event)
-	if !found || events&unix.EPOLLIN == 0 || data != 6<<32|5 {
-		t.Errorf("%#x, %#x, %v of %q", events, data, found, info)
-	}
-	for _, text := range []string{"", "tfd: 3", "tfd: 3 events: zz data: 1 pos:0", "tfd: 4 events: 1 data: 1 pos:0"} {
-		if _, _, found := parseWatch([]byte(text), 3); found {
-			t.Errorf("found in %q", text)
-		}
-	}
-	if got := field([]byte("pos:\t0\nflags:\t02000002\n"), "flags:"); got != "02000002" {
-		t.Errorf("flags are %q", got)
 	}
 }
 

@@ -74,34 +74,3 @@ func FuzzParseSockaddr(f *testing.F) {
 		}
 	})
 }
-
-func TestParseWatch(t *testing.T) {
-	const info = "pos:\t0\nflags:\t02\nmnt_id:\t16\nino:\t1060\n" +
-		"tfd:       12 events:       19 data: ffffffffffffffff  pos:0 ino:61af sdev:9\n" +
-		"tfd:        5 events: 80000001 data:                7  pos:0 ino:61b0 sdev:9\n" +
-		"tfd:        x events: 80000001 data:                7\ntfd: 9\n"
-	tests := []struct {
-		number int
-		events uint32
-		data   uint64
-		found  bool
-	}{
-		{5, 0x80000001, 7, true},
-		{12, 0x19, 0xffffffffffffffff, true},
-		{9, 0, 0, false},
-		{1, 0, 0, false},
-	}
-	for _, tt := range tests {
-		events, data, found := parseWatch([]byte(info), tt.number)
-		if events != tt.events || data != tt.data || found != tt.found {
-			t.Errorf("descriptor %d: %#x, %#x, %v", tt.number, events, data, found)
-		}
-	}
-}
-
-func FuzzParseWatch(f *testing.F) {
-	f.Add([]byte("tfd:        5 events: 80000001 data:                7  pos:0 ino:61b0 sdev:9\n"), 5)
-	f.Fuzz(func(t *testing.T, info []byte, number int) {
-		parseWatch(info, number)
-	})
-}

@@ -4,7 +4,7 @@
 //
 // It decides no policy. It reads and writes memory of programs only for the options and names of
 // AF_GRAFT sockets, for the names of translated and of accepted sockets (names.go), and for the
-// answers of ioctl(2) about interfaces (memory.go). It needs CAP_SYS_PTRACE over the container's
+// answers of ioctl(2) about interfaces (package tracee). It needs CAP_SYS_PTRACE over the container's
 // processes and Linux 5.15.
 //
 // # Theory of operation

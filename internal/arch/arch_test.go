@@ -44,14 +44,15 @@ var rooms = []room{
 		"afgraft", "agent/ports", "agent/rules", "api", "endpoint", "gate", "graft", "intercept", "internal/launch", "keeper", "policy",
 		"outsource/host", "policy/enforcer", "relay", "translate", "translate/dns", "translate/ftp", "translate/sip",
 	}, "puts the systems of one container together, and knows neither its owner nor HTTP"},
+	{"agent/vm", []string{"agent/container", "outsource/host", "outsource/stream", "outsource/vsock"}, "joins a VMM with a container, and decides nothing"},
 	{"agent/httpapi", []string{"agent/container", "agent/grants", "agent/ports", "agent/rules", "api", "endpoint", "policy"}, "gives errors of containers their status, and knows no daemon"},
 	{"agent/daemon", []string{
-		"agent/container", "agent/grants", "agent/httpapi", "agent/ports", "agent/rules", "api", "charge/accounts", "charge/bandwidth", "endpoint", "forward",
+		"agent/container", "agent/grants", "agent/httpapi", "agent/ports", "agent/rules", "agent/vm", "api", "charge/accounts", "charge/bandwidth", "endpoint", "forward",
 		"gate", "graft",
 		"internal/config", "internal/launch", "keeper", "policy", "policy/enforcer", "shim", "translate/dns",
 	}, "has containers, and makes none of their parts"},
 	{"agent/run", []string{
-		"agent/container", "agent/httpapi", "agent/ports", "agent/rules", "api", "gate", "intercept/filter", "internal/launch", "outsource/host", "outsource/vsock", "shim",
+		"agent/container", "agent/httpapi", "agent/ports", "agent/rules", "api", "gate", "intercept/filter", "agent/vm", "internal/launch", "shim",
 	}, "has one program or virtual machine, in a container of its own or by the daemon's API"},
 	{"oci", []string{"api", "intercept/filter", "internal/config", "shim"}, "speaks to the agent by its API alone"},
 
@@ -88,6 +89,7 @@ var rooms = []room{
 
 	{"outsource/wire", nil, "messages between a guest and its host"},
 	{"outsource/vsock", nil, "a device: it knows sockets and bytes, and no meaning of ports"},
+	{"outsource/stream", []string{"outsource/vsock", "outsource/wire"}, "sockets and bytes, and the ports at which guests arrive"},
 	{"outsource/host", []string{"graft", "keeper", "outsource/vsock", "outsource/wire"}, "brings the engine the calls of guests"},
 	{"outsource/guest", []string{"outsource/wire"}, "runs in a guest, where there is no engine"},
 
@@ -100,7 +102,7 @@ var rooms = []room{
 	{"density/figures", []string{"api", "density/load", "density/overlay", "density/result", "density/rig", "density/sweep"}, "what is measured"},
 
 	{"cmd/tsugiki", []string{
-		"agent/daemon", "agent/rules", "agent/run", "api", "density/figures", "density/report", "density/result", "density/rig", "density/sweep", "endpoint",
+		"agent/daemon", "agent/rules", "agent/run", "agent/vm", "api", "density/figures", "density/report", "density/result", "density/rig", "density/sweep", "endpoint",
 		"forward", "forward/offload", "forward/offload/card", "forward/offload/dpu", "forward/offload/dpuagent", "intercept/filter", "internal/config", "internal/launch", "internal/setup", "outsource/guest", "policy",
 		"translate/dns",
 	}, "the command line"},

@@ -38,6 +38,7 @@ type Config struct {
 	Kubernetes Kubernetes
 	Allows     []Allow     // in the order of the file
 	Containers []Container // in the order of the file
+	Guests     []Guest     // in the order of the file
 }
 
 // Log configures the daemon's log.
@@ -84,6 +85,13 @@ type Container struct {
 	Pool                       string // with Translate: of virtual addresses; empty: 198.18.0.0/15
 	FTP, SIP                   string // with Translate: ports that are relayed; empty: 21, and none
 	Line                       int
+}
+
+// Guest is a virtual machine to attach. Its rules are those of the first Container that matches its name.
+type Guest struct {
+	Name  string
+	VSock string // as --vsock of tsugiki guest attach
+	Line  int
 }
 
 // Allow limits what the annotations of some containers may ask for. The first entry with a

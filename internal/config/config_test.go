@@ -159,7 +159,7 @@ func TestLoadSaysWhatIsWrong(t *testing.T) {
 		{"unknown key, nothing like it", "[log]\ncolour = true", []string{`:2:1: unknown key "colour"; there are format and level`}},
 		{"key of a table", "level = \"info\"", []string{`:1:1: unknown key "level"; it belongs below [log]`}},
 		{"dotted unknown key", "log.levell = \"info\"\na.b = 1", []string{`:1:5: unknown key "levell"; did you mean level?`, `:2:1: unknown key "a.b"; there are run_dir and state_dir`}},
-		{"unknown table", "[logs]\nlevel = 3\n[log]\nlevel = 3", []string{`:1:2: unknown table "logs"; there are allow, charge, container, kubernetes, log, metrics and runtime`, ":4:9: log.level must be a string, not an integer"}},
+		{"unknown table", "[logs]\nlevel = 3\n[log]\nlevel = 3", []string{`:1:2: unknown table "logs"; there are allow, charge, container, guest, kubernetes, log, metrics and runtime`, ":4:9: log.level must be a string, not an integer"}},
 		{"table of a key", "[log.level]\n", []string{`:1:2: unknown table "log.level"`}},
 		{"key for a table", "log = \"info\"\ncontainer = 3", []string{":1:1: log is a table; write [log]", ":2:1: container is an array of tables; write [[container]]"}},
 		{"one container", "[container]\nmatch = \"*\"", []string{":1:2: container is an array of tables; write [[container]]"}},

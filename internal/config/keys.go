@@ -224,6 +224,16 @@ var keys = []Key{
 		"With translate: the ports of SIP over TCP and UDP, as --sip of tsugiki run.",
 		text(func(c *Config) *string { return &last(c).SIP }, nonEmpty),
 	},
+	{
+		"guest", "name", "name", "",
+		"Name of a virtual machine. It gets the rules of the first [[container]] whose match covers the name. Required.",
+		text(func(c *Config) *string { return &lastGuest(c).Name }, nonEmpty),
+	},
+	{
+		"guest", "vsock", "PATH, hybrid:PATH or CID", "",
+		"Where its VMM gives the host its vsock connections, as --vsock of tsugiki guest attach. A path is absolute. Required.",
+		text(func(c *Config) *string { return &lastGuest(c).VSock }, nonEmpty),
+	},
 }
 
 // tables has the setters of the keys, by table and key.
@@ -251,7 +261,13 @@ var arrays = map[string]struct {
 		func(c *Config, line int) { c.Containers = append(c.Containers, Container{Line: line}) },
 		func(c *Config) int { return len(c.Containers) },
 	},
+	"guest": {
+		func(c *Config, line int) { c.Guests = append(c.Guests, Guest{Line: line}) },
+		func(c *Config) int { return len(c.Guests) },
+	},
 }
+
+func lastGuest(c *Config) *Guest { return &c.Guests[len(c.Guests)-1] }
 
 func lastAllow(c *Config) *Allow { return &c.Allows[len(c.Allows)-1] }
 

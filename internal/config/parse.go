@@ -105,6 +105,13 @@ func (p *parser) walk(data []byte) {
 			p.fail(position{line: c.Line}, `[[container]] has no match; write match = "*" for all containers`)
 		}
 	}
+	for i, g := range p.config.Guests {
+		for _, key := range []string{"name", "vsock"} {
+			if p.seen[pathOf("guest", key, i)] == 0 {
+				p.fail(position{line: g.Line}, "[[guest]] has no %s", key)
+			}
+		}
+	}
 	for i, a := range p.config.Allows {
 		if p.seen[pathOf("allow", "engines", i)] == 0 {
 			p.fail(position{line: a.Line}, `[[allow]] has no engines; there are %s`, list(Engines()))

@@ -7,6 +7,7 @@ package cputime
 
 import (
 	"runtime"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -14,7 +15,12 @@ import (
 )
 
 // Meter sums the CPU time of work. Its zero value is ready, and nil measures nothing.
-type Meter struct{ sum atomic.Int64 }
+type Meter struct {
+	sum atomic.Int64
+
+	mu      sync.Mutex    // guards what follows
+	threads map[int]int64 // that work lasts on, with their clocks at its beginning
+}
 
 // Do does work on a thread of its own, and adds the CPU time of that thread
 // (CLOCK_THREAD_CPUTIME_ID of clock_gettime(2)): waiting costs nothing. Reading the
@@ -31,8 +37,49 @@ func (m *Meter) Do(work func()) {
 	work()
 }
 
+// Follow is Do for work that lasts: Elapsed counts it while it goes on, by the clock of its thread.
+func (m *Meter) Follow(work func()) {
+	if m == nil {
+		work()
+		return
+	}
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	id, began := unix.Gettid(), thread()
+	m.mu.Lock()
+	if m.threads == nil {
+		m.threads = map[int]int64{}
+	}
+	m.threads[id] = began
+	m.mu.Unlock()
+	defer func() {
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		delete(m.threads, id)
+		m.sum.Add(thread() - began)
+	}()
+	work()
+}
+
 // Elapsed returns the CPU time of all work until now. It never returns an error.
-func (m *Meter) Elapsed() (time.Duration, error) { return time.Duration(m.sum.Load()), nil }
+func (m *Meter) Elapsed() (time.Duration, error) {
+	m.mu.Lock() // the threads cannot end meanwhile
+	defer m.mu.Unlock()
+	sum := m.sum.Load()
+	for id, began := range m.threads {
+		var t unix.Timespec
+		if err := unix.ClockGettime(threadClock(id), &t); err == nil {
+			sum += t.Nano() - began
+		}
+	}
+	return time.Duration(sum), nil
+}
+
+// threadClock is ProcessClock for one thread of this process.
+func threadClock(id int) int32 {
+	const perThread = 4 // CPUCLOCK_PERTHREAD_MASK of linux/posix-timers.h
+	return ProcessClock(id) | perThread
+}
 
 // ProcessClock returns the id of a process's CPU clock, like clock_getcpuclockid(3). The clock
 // counts all threads that the process has and had, to the nanosecond. It can be read, and has

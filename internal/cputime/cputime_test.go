@@ -72,3 +72,30 @@ func BenchmarkDo(b *testing.B) {
 		m.Do(func() {})
 	}
 }
+
+// What lasts is counted while it goes on.
+func TestMeterFollows(t *testing.T) {
+	var m Meter
+	spun, end := make(chan int64), make(chan struct{})
+	done := make(chan struct{})
+	go func() {
+		defer close(done)
+		m.Follow(func() {
+			began := thread()
+			spin(int64(10 * time.Millisecond))
+			spun <- thread() - began
+			<-end
+		})
+	}()
+	within := <-spun
+	during, err := m.Elapsed()
+	if err != nil || int64(during) < within {
+		t.Errorf("%v of work so far: %v, %v", time.Duration(within), during, err)
+	}
+	close(end)
+	<-done
+	if after, _ := m.Elapsed(); after < during {
+		t.Errorf("%v after the end, and %v before", after, during)
+	}
+	(*Meter)(nil).Follow(func() {})
+}

@@ -34,6 +34,9 @@ func (s *supervisor) connect(c *caller, k *kind) (answer, error) {
 	if k.family == unix.AF_INET && !to.Addr().Is4() || k.family == unix.AF_INET6 && to.Addr().Is4() {
 		return carryOn, nil // the kernel refuses it
 	}
+	if own, err := ownName(k.file); err == nil && k.handle == 0 && own.Addr().Unmap().IsLoopback() {
+		return answer{errno: unix.EINVAL}, nil // as of a socket that is bound to the loopback
+	}
 	waits, err := blocks(k.file)
 	if err != nil {
 		return carryOn, faultOf(err)
@@ -52,17 +55,21 @@ func (s *supervisor) connect(c *caller, k *kind) (answer, error) {
 		errno = unix.Errno(reply.Errno)
 	}
 	if errno == unix.EALREADY && k.handle != 0 && waits {
-		return s.finish(c, k.file, k.handle)
+		a, err := s.finish(c, k.file, k.handle)
+		if a.errno == unix.EINPROGRESS { // the time is over again
+			a.errno = unix.EALREADY
+		}
+		return a, err
 	}
 	if errno != 0 && errno != unix.EINPROGRESS {
 		return answer{errno: errno}, nil
 	}
 	if k.handle != 0 {
-		err := s.withoutWaiting(k.file, func() error { return connectData(k.file, k.handle) })
+		err := s.withoutWaiting(k.file, func() error { return s.connectData(k.file, k.handle) })
 		if err != nil {
 			return carryOn, faultOf(err)
 		}
-		if !waits {
+		if !waits && !s.control.isShared() {
 			return answer{errno: unix.EINPROGRESS}, nil
 		}
 		return s.finish(c, k.file, k.handle)
@@ -76,13 +83,13 @@ func (s *supervisor) connectNew(c *caller, k *kind, handle uint32, waits bool) (
 	file, err := s.standIn(k, handle)
 	if err == nil {
 		defer unix.Close(file)
-		err = connectData(file, handle)
+		err = s.connectData(file, handle)
 	}
 	if err != nil {
 		s.letGo(handle)
 		return carryOn, faultOf(err)
 	}
-	if !waits {
+	if !waits && !s.control.isShared() {
 		if err := c.replace(k.file, file); err != nil {
 			s.letGo(handle)
 			return carryOn, faultOf(err)
@@ -90,12 +97,13 @@ func (s *supervisor) connectNew(c *caller, k *kind, handle uint32, waits bool) (
 		return answer{errno: unix.EINPROGRESS}, nil
 	}
 	a, err := s.finish(c, file, handle)
-	if err == nil && a.errno == 0 {
-		if err = unix.SetNonblock(file, false); err == nil {
+	goesOn := err == nil && a.errno == unix.EINPROGRESS
+	if err == nil && (a.errno == 0 || goesOn) {
+		if err = unix.SetNonblock(file, !waits); err == nil {
 			err = c.replace(k.file, file)
 		}
 	}
-	if err != nil || a.errno != 0 {
+	if err != nil || a.errno != 0 && !goesOn {
 		s.letGo(handle)
 	}
 	if errors.Is(err, errStale) {
@@ -106,15 +114,63 @@ func (s *supervisor) connectNew(c *caller, k *kind, handle uint32, waits bool) (
 
 // finish waits for a vsock socket that connects, and returns the errno of the host's.
 func (s *supervisor) finish(c *caller, file int, handle uint32) (answer, error) {
-	if err := c.await(file, unix.POLLOUT); err != nil {
+	err := c.await(file, unix.POLLOUT, unix.SO_SNDTIMEO, file)
+	if errors.Is(err, unix.EAGAIN) {
+		return s.late(), nil
+	}
+	if err != nil {
 		return answer{}, err
 	}
 	value, err := unix.GetsockoptInt(file, unix.SOL_SOCKET, unix.SO_ERROR)
+	if err == nil && value == 0 && s.control.isShared() {
+		return s.introduce(c, file, handle)
+	}
 	if err != nil || value == 0 {
 		return answer{}, faultOf(err)
 	}
 	errno, err := s.errnoOf(handle, unix.Errno(value))
 	return answer{errno: errno}, err
+}
+
+// late answers a connect whose time is over. It goes on, unless the supervisor has to read the host's answer.
+func (s *supervisor) late() answer {
+	if s.control.isShared() {
+		return answer{errno: unix.ETIMEDOUT}
+	}
+	return answer{errno: unix.EINPROGRESS}
+}
+
+// introduce says on a data connection which handle it is for, and waits until the host's socket is
+// connected. The connection itself is there before that, so a program that does not want to wait does so too.
+func (s *supervisor) introduce(c *caller, file int, handle uint32) (answer, error) {
+	preamble := wire.Preamble(handle)
+	if _, err := unix.Write(file, preamble[:]); err != nil {
+		return answer{}, faultOf(fmt.Errorf("name a data connection: %w", err))
+	}
+	var got []byte
+	for len(got) < len(preamble) {
+		err := c.await(file, unix.POLLIN, unix.SO_SNDTIMEO, file)
+		if errors.Is(err, unix.EAGAIN) {
+			return s.late(), nil
+		}
+		if err != nil {
+			return answer{}, err
+		}
+		b := make([]byte, len(preamble)-len(got))
+		n, _, err := unix.Recvfrom(file, b, unix.MSG_DONTWAIT)
+		switch {
+		case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR):
+		case err != nil, n == 0:
+			errno, err := s.errnoOf(handle, unix.ECONNRESET)
+			return answer{errno: errno}, err
+		default:
+			got = append(got, b[:n]...)
+		}
+	}
+	if [8]byte(got) != preamble {
+		return answer{}, fmt.Errorf("the host answers a data connection by % x", got)
+	}
+	return answer{}, nil
 }
 
 // errnoOf returns the errno of the host's socket in place of that of vsock, which has one for all.
@@ -160,11 +216,15 @@ func (s *supervisor) standIn(k *kind, handle uint32) (int, error) {
 	return file, nil
 }
 
-func connectData(file int, handle uint32) error {
+func (s *supervisor) connectData(file int, handle uint32) error {
+	port := wire.DataPort(handle)
+	if s.control.isShared() {
+		port = wire.DataPort(0)
+	}
 	if err := setConnectTimeout(file, connectPatience); err != nil {
 		return err
 	}
-	err := unix.Connect(file, &unix.SockaddrVM{CID: hostCID, Port: wire.DataPort(handle)})
+	err := unix.Connect(file, &unix.SockaddrVM{CID: hostCID, Port: port})
 	if errors.Is(err, unix.EINPROGRESS) {
 		return nil
 	}
@@ -183,6 +243,9 @@ func (s *supervisor) bind(c *caller, k *kind) (answer, error) {
 	if err != nil || !is || at.Addr().Unmap().IsLoopback() {
 		return carryOn, err
 	}
+	if own, err := ownName(k.file); err != nil || own.Port() != 0 {
+		return carryOn, faultOf(err) // it is bound
+	}
 	reply, err := s.control.call(&wire.Message{Op: wire.Bind, Type: unix.SOCK_STREAM, Name: at, Flags: flagsOf(at), Options: optionsOf(k)})
 	if err != nil {
 		return carryOn, faultOf(err)
@@ -190,6 +253,7 @@ func (s *supervisor) bind(c *caller, k *kind) (answer, error) {
 	if reply.Errno != 0 || reply.Flags&wire.FlagLocal != 0 {
 		return answer{errno: unix.Errno(reply.Errno), proceed: reply.Errno == 0}, nil
 	}
+	defer s.control.got(reply.Handle)
 	file, err := s.standIn(k, reply.Handle)
 	if err == nil {
 		defer unix.Close(file)
@@ -234,8 +298,12 @@ func (s *supervisor) accept(c *caller, k *kind, flags int) (answer, error) {
 	}
 	defer unix.Close(file)
 	if c.args[1] != 0 {
-		handle, _ := handleOf(file)
-		_, peer, err := s.names(handle)
+		handle, port, _ := handleOf(file)
+		handle, err := s.which(handle, port)
+		var peer netip.AddrPort
+		if err == nil {
+			_, peer, err = s.names(handle)
+		}
 		if err == nil {
 			err = c.give(sockaddr.Bytes(peer), c.args[1], c.args[2], true)
 		}
@@ -269,10 +337,26 @@ func (s *supervisor) acceptWaiting(c *caller, k *kind) (file int, err error) {
 		if !errors.Is(err, unix.EAGAIN) || !waits {
 			return file, err
 		}
-		if err := c.await(k.file, unix.POLLIN); err != nil {
+		if err := c.await(k.file, unix.POLLIN, unix.SO_RCVTIMEO, k.file); err != nil {
 			return -1, err
 		}
 	}
+}
+
+// which returns the handle of a connection. If the connection's names do not say it, they say the listener
+// and the host's port.
+func (s *supervisor) which(handle, port uint32) (uint32, error) {
+	if port == 0 {
+		return handle, nil
+	}
+	reply, err := s.control.call(&wire.Message{Op: wire.Which, Handle: handle, Number: port})
+	if err == nil && reply.Errno != 0 {
+		err = fmt.Errorf("the host knows no connection of listener %d from port %d", handle, port)
+	}
+	if err != nil {
+		return 0, faultOf(err)
+	}
+	return reply.Handle, nil
 }
 
 // names returns the names of a handle's socket and of its peer.

@@ -25,10 +25,25 @@ type control struct {
 	file    *os.File   // nil: there is none
 	waiting map[uint32]chan *wire.Message
 	last    uint32
-	own     netip.Addr // what the host says
+	own     []netip.Addr // of the guest's own UDP sockets, as the host says
+	// given are the handles of a Bind whose socket no program has yet: they count as there.
+	given   map[uint32]bool
+	binding map[uint16]time.Time // see noteBind
+	shared  bool                 // data connections go to one port: see wire.FlagShared
+
+	isFree func(handle uint32) bool // a variable for tests
 }
 
-func newControl() *control { return &control{slots: make(chan struct{}, wire.RequestsMax)} }
+// isShared tells whether data connections go to one port of the host's.
+func (c *control) isShared() bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.shared
+}
+
+func newControl() *control {
+	return &control{slots: make(chan struct{}, wire.RequestsMax), given: map[uint32]bool{}, binding: map[uint16]time.Time{}, isFree: isFree}
+}
 
 var errEnded = errors.New("the control stream has ended")
 
@@ -71,7 +86,30 @@ func (c *control) open() error {
 		return fmt.Errorf("connect to the host: %w; run tsugiki guest attach there", err)
 	}
 	f := os.NewFile(uintptr(fd), "control")
+	reply, err := greet(f, fd, helloPatience)
+	if err != nil {
+		f.Close()
+		return err
+	}
+	c.own = nil
+	for _, own := range []netip.Addr{reply.Name.Addr(), reply.Peer.Addr()} {
+		if own.IsValid() {
+			c.own = append(c.own, own)
+		}
+	}
+	c.file, c.waiting = f, map[uint32]chan *wire.Message{}
+	c.shared = reply.Flags&wire.FlagShared != 0
+	clear(c.given)
+	go c.read(f, c.waiting)
+	return nil
+}
+
+// greet says Hello by a stream, and returns the host's answer. It waits for it at most patience.
+func greet(f *os.File, fd int, patience time.Duration) (*wire.Message, error) {
 	hello, err := (&wire.Message{Op: wire.Hello, Number: wire.Version}).Append(nil)
+	if err == nil {
+		err = setPatience(fd, patience)
+	}
 	if err == nil {
 		_, err = f.Write(hello)
 	}
@@ -79,15 +117,25 @@ func (c *control) open() error {
 	if err == nil {
 		reply, err = wire.Read(f)
 	}
-	if err == nil && (reply.Op != wire.Hello || reply.Number != wire.Version) {
-		err = fmt.Errorf("the host has version %d of the protocol, and the guest version %d; install the same tsugiki in both", reply.Number, wire.Version)
+	switch {
+	case errors.Is(err, unix.EAGAIN):
+		return nil, errors.New("the host does not answer; run tsugiki guest attach there")
+	case err != nil:
+		return nil, err
+	case reply.Op != wire.Hello || reply.Number != wire.Version:
+		return nil, fmt.Errorf("the host has version %d of the protocol, and the guest version %d; install the same tsugiki in both", reply.Number, wire.Version)
 	}
-	if err != nil {
-		f.Close()
-		return err
+	return reply, setPatience(fd, 0)
+}
+
+// setPatience bounds how long a read or a write of a socket may wait; 0: for ever.
+func setPatience(fd int, d time.Duration) error {
+	t := unix.NsecToTimeval(d.Nanoseconds())
+	for _, name := range []int{unix.SO_RCVTIMEO, unix.SO_SNDTIMEO} {
+		if err := unix.SetsockoptTimeval(fd, unix.SOL_SOCKET, name, &t); err != nil {
+			return fmt.Errorf("set the time to answer: %w", err)
+		}
 	}
-	c.file, c.own, c.waiting = f, reply.Name.Addr(), map[uint32]chan *wire.Message{}
-	go c.read(f, c.waiting)
 	return nil
 }
 
@@ -108,6 +156,9 @@ func (c *control) read(f *os.File, waiting map[uint32]chan *wire.Message) {
 			c.mu.Unlock()
 			return
 		case m.Flags&wire.FlagReply != 0 && waiting[m.ID] != nil:
+			if m.Op == wire.Bind && m.Handle != 0 && m.Errno == 0 {
+				c.given[m.Handle] = true // before a question about it is read
+			}
 			waiting[m.ID] <- m
 			delete(waiting, m.ID)
 		case m.Op == wire.Alive && m.Flags&wire.FlagReply == 0:
@@ -162,17 +213,46 @@ func (c *control) write(m *wire.Message) error {
 	return nil
 }
 
-// tellAlive tells the host whether a program has the socket of a handle. The port is taken as long as
-// some process has it.
+// tellAlive tells the host whether a program has the socket of a handle, or of a UDP port.
 func (c *control) tellAlive(m *wire.Message) {
 	reply := &wire.Message{Op: wire.Alive, Flags: wire.FlagReply, ID: m.ID, Handle: m.Handle}
-	if fd, err := bound(m.Handle); err == nil {
-		unix.Close(fd)
+	alive := false
+	if m.Type == unix.SOCK_DGRAM {
+		alive = c.hasDatagrams(uint16(m.Number), m.Flags&wire.Flag6 != 0)
+	} else {
+		alive = c.hasHandle(m.Handle)
+	}
+	if !alive {
 		reply.Errno = uint32(unix.ENOENT)
 	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	_ = c.write(reply) // without an answer, the host takes it for gone
+}
+
+// hasHandle tells whether a program has the socket of a handle, or will get it. The port is taken as long
+// as some process has it.
+func (c *control) hasHandle(handle uint32) bool {
+	c.mu.Lock()
+	given := c.given[handle]
+	c.mu.Unlock()
+	return given || !c.isFree(handle)
+}
+
+// isFree tells whether no socket has the port of a handle.
+func isFree(handle uint32) bool {
+	fd, err := bound(handle)
+	if err == nil {
+		unix.Close(fd)
+	}
+	return err == nil
+}
+
+// got notes that a program has got the socket of a handle, or never will.
+func (c *control) got(handle uint32) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.given, handle)
 }
 
 // bound makes a vsock socket that has the port of a handle.
@@ -181,9 +261,35 @@ func bound(handle uint32) (int, error) {
 	if err != nil {
 		return -1, fmt.Errorf("make a vsock socket: %w", err)
 	}
-	if err := unix.Bind(fd, &unix.SockaddrVM{CID: unix.VMADDR_CID_ANY, Port: wire.DataPort(handle)}); err != nil {
+	err = unix.Bind(fd, &unix.SockaddrVM{CID: unix.VMADDR_CID_ANY, Port: wire.DataPort(handle)})
+	if err == nil {
+		err = widen(fd)
+	}
+	if err != nil {
 		unix.Close(fd)
 		return -1, fmt.Errorf("bind a vsock socket: %w", err)
 	}
 	return fd, nil
+}
+
+// Options of vsock sockets (linux/vm_sockets.h), at level AF_VSOCK. The values are u64.
+const (
+	vsockBufferSize    = 0
+	vsockBufferMaxSize = 2
+)
+
+// bufferSize is how many bytes the host may send ahead of the program, for all that the program's kernel
+// accepts. It is the guest's memory, and is used only while the program does not read. Linux has 256 KiB,
+// and tells the host what was read when three quarters of that were: the host would have to wait for it,
+// and then the program for the host.
+const bufferSize = 1 << 20
+
+// widen gives a vsock socket, and those that it accepts, room for more bytes.
+func widen(fd int) error {
+	for _, option := range []int{vsockBufferMaxSize, vsockBufferSize} { // the size is at most the other one
+		if err := unix.SetsockoptUint64(fd, unix.AF_VSOCK, option, bufferSize); err != nil {
+			return fmt.Errorf("set its buffer's size: %w", err)
+		}
+	}
+	return nil
 }

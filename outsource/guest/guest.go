@@ -1,9 +1,9 @@
 // Package guest is the front end in a virtual machine: it starts a program under a seccomp filter, and
-// has the host make the program's TCP sockets (package host).
+// has the host make the program's TCP sockets (package host). The guest's datagrams leave by a TUN device.
 //
-// It decides nothing about addresses: the host does. It makes no interface and no route, so a guest needs
-// no network card. It needs CAP_SYS_PTRACE and CAP_SYS_ADMIN in the guest, or that the program is the
-// user's own and gets no more privileges (no_new_privs); Linux 5.9 with vsock.
+// It decides nothing about addresses: the host does. A guest needs no network card. It needs CAP_SYS_PTRACE
+// and CAP_SYS_ADMIN in the guest, or that the program is the user's own and gets no more privileges
+// (no_new_privs); for datagrams, CAP_NET_ADMIN of one supervisor; Linux 5.9 with vsock, and tun.
 //
 // # Theory of operation
 //
@@ -45,9 +45,14 @@ func Run(p Program) (unix.WaitStatus, error) {
 	c := newControl()
 	c.mu.Lock()
 	err := c.open()
+	own := c.own
 	c.mu.Unlock()
 	if err != nil {
 		return 0, err
+	}
+	var h holder
+	if err := h.serve(own, p.Log); err != nil && !hasDevice() {
+		p.Log.Warn("UDP stays in the guest", "err", err)
 	}
 	cmd, l, err := start(p)
 	if err != nil {
@@ -58,7 +63,9 @@ func Run(p Program) (unix.WaitStatus, error) {
 	served := make(chan error, 1)
 	go func() { served <- s.serve() }()
 	status, err := wait(cmd)
-	return status, errors.Join(err, <-served)
+	err = errors.Join(err, <-served)
+	h.flush()
+	return status, err
 }
 
 // childName is the child's name for itself.

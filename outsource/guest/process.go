@@ -1,16 +1,10 @@
 package guest
 
 import (
-	"bufio"
-	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
-	"math"
 	"net/netip"
-	"os"
-	"strconv"
-	"strings"
 
 	"golang.org/x/sys/unix"
 
@@ -18,6 +12,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/sys/proc"
 	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 	"github.com/tsugiki/tsugiki/internal/sys/thread"
+	"github.com/tsugiki/tsugiki/internal/sys/tracee"
 )
 
 // caller is a trapped call.
@@ -28,10 +23,10 @@ import (
 type caller struct {
 	*notification
 	listener listener
-	pid      int       // of its process
-	process  pidfd.FD  // of its process
-	memory   *os.File  // nil until it is needed
-	watches  []watched // registrations in epolls that were found
+	pid      int            // of its process
+	process  pidfd.FD       // of its process
+	memory   *tracee.Memory // nil until it is needed
+	watches  []watched      // registrations in epolls that were found
 }
 
 // openCaller finds the process of a call.
@@ -90,46 +85,40 @@ func (c *caller) file() (int, error) {
 	return fd, err
 }
 
-// open opens the caller's memory. It is the caller's also when it was killed meanwhile, because the
-// call was valid after it was opened.
+// open opens the caller's memory.
 func (c *caller) open() error {
 	if c.memory != nil {
 		return nil
 	}
-	f, err := os.OpenFile(fmt.Sprintf("/proc/%d/mem", c.tid), os.O_RDWR, 0)
+	m, err := tracee.OpenMemory(int(c.tid))
 	if verr := c.valid(); verr != nil {
 		if err == nil {
-			f.Close()
+			m.Close()
 		}
 		return verr
 	}
-	c.memory = f
-	return err
+	c.memory = m
+	return faultOf(err)
 }
 
 // read reads the caller's memory; EFAULT if it is not there.
 func (c *caller) read(at uint64, b []byte) error {
-	return c.transfer(at, len(b), func() (int, error) { return c.memory.ReadAt(b, int64(at)) })
+	return c.transfer(func() error { return c.memory.Read(at, b) })
 }
 
 func (c *caller) write(at uint64, b []byte) error {
-	return c.transfer(at, len(b), func() (int, error) { return c.memory.WriteAt(b, int64(at)) })
+	return c.transfer(func() error { return c.memory.Write(at, b) })
 }
 
-func (c *caller) transfer(at uint64, size int, call func() (int, error)) error {
-	if size == 0 {
-		return nil
-	}
-	if at == 0 || at > math.MaxInt64-uint64(size) {
-		return unix.EFAULT
-	}
+func (c *caller) transfer(call func() error) error {
 	if err := c.open(); err != nil {
 		return err
 	}
-	if n, err := call(); n < size || err != nil {
-		return unix.EFAULT
+	err := call()
+	if errors.Is(err, tracee.ErrFault) {
+		return unix.EFAULT // the program's
 	}
-	return nil
+	return faultOf(err)
 }
 
 const sockaddrMax = 128 // bytes of the longest sockaddr that the kernel takes
@@ -176,87 +165,34 @@ type watched struct {
 	number int
 }
 
-// watchesMax bounds the registrations of one socket.
-const watchesMax = 1024
-
 // replace puts a file in the place of another, under each number that the process has for it.
 func (c *caller) replace(old, file int) error {
-	want, err := os.Readlink("/proc/self/fd/" + strconv.Itoa(old))
-	if err != nil {
-		return fmt.Errorf("identify socket: %w", err)
-	}
-	dir := fmt.Sprintf("/proc/%d/fd/", c.pid)
-	entries, err := os.ReadDir(dir)
-	if err != nil {
+	list, err := tracee.Descriptors(int(c.tid), old)
+	if errors.Is(err, unix.ESRCH) {
 		return errStale
 	}
-	var numbers, epolls []int
-	for _, e := range entries {
-		link, err := os.Readlink(dir + e.Name())
-		number, nerr := strconv.Atoi(e.Name())
-		switch {
-		case err != nil || nerr != nil: // closed meanwhile
-		case link == want:
-			numbers = append(numbers, number)
-		case link == "anon_inode:[eventpoll]":
-			epolls = append(epolls, number)
-		}
+	if err != nil {
+		return err
 	}
-	for _, epoll := range epolls {
-		if err := c.findWatches(epoll, numbers); err != nil {
-			return err
+	for _, d := range list {
+		for _, w := range d.Watches {
+			epoll, err := c.process.File(w.Epoll)
+			if err != nil {
+				return err
+			}
+			event := unix.EpollEvent{Events: w.Events, Fd: int32(w.Data), Pad: int32(w.Data >> 32)}
+			c.watches = append(c.watches, watched{epoll, event, d.Number})
 		}
 	}
 	if err := c.register(file); err != nil {
 		return err
 	}
-	for _, number := range numbers {
-		if err := c.install(file, number); err != nil {
+	for _, d := range list {
+		if err := c.install(file, d); err != nil {
 			return err
 		}
 	}
 	return nil
-}
-
-// findWatches finds the registrations of descriptors in an epoll: lines of its fdinfo (proc(5)) that
-// begin with "tfd: N events: HEX data: HEX".
-func (c *caller) findWatches(epoll int, numbers []int) error {
-	info, err := os.ReadFile(fmt.Sprintf("/proc/%d/fdinfo/%d", c.pid, epoll))
-	if err != nil {
-		return nil //nolint:nilerr // closed meanwhile
-	}
-	for lines := bufio.NewScanner(bytes.NewReader(info)); lines.Scan(); {
-		w, is := parseWatch(lines.Text())
-		if !is {
-			continue
-		}
-		for _, number := range numbers {
-			if number != w.number {
-				continue
-			}
-			if len(c.watches) >= watchesMax {
-				return fmt.Errorf("the socket is in epolls more than %d times", watchesMax)
-			}
-			if w.epoll, err = c.process.File(epoll); err != nil {
-				return err
-			}
-			c.watches = append(c.watches, w)
-		}
-	}
-	return nil
-}
-
-func parseWatch(line string) (w watched, is bool) {
-	f := strings.Fields(line)
-	if len(f) < 6 || f[0] != "tfd:" || f[2] != "events:" || f[4] != "data:" {
-		return w, false
-	}
-	number, err1 := strconv.Atoi(f[1])
-	events, err2 := strconv.ParseUint(f[3], 16, 32)
-	data, err3 := strconv.ParseUint(f[5], 16, 64)
-	w.number = number
-	w.event = unix.EpollEvent{Events: uint32(events), Fd: int32(data), Pad: int32(data >> 32)}
-	return w, err1 == nil && err2 == nil && err3 == nil
 }
 
 // register enters a file into the epolls that were found, each under the number by which the program will
@@ -291,27 +227,13 @@ func (c *caller) register(file int) error {
 }
 
 // install puts a file under a number of the program's.
-func (c *caller) install(file, number int) error {
-	a := addFD{id: c.id, flags: unix.SECCOMP_ADDFD_FLAG_SETFD, srcFD: uint32(file), newFD: uint32(number)}
-	info, err := os.ReadFile(fmt.Sprintf("/proc/%d/fdinfo/%d", c.pid, number))
-	if err != nil {
-		return nil //nolint:nilerr // closed meanwhile
-	}
-	if closesOnExec(string(info)) {
+func (c *caller) install(file int, d tracee.Descriptor) error {
+	a := addFD{id: c.id, flags: unix.SECCOMP_ADDFD_FLAG_SETFD, srcFD: uint32(file), newFD: uint32(d.Number)}
+	if d.CloseOnExec {
 		a.newFDFlags = unix.O_CLOEXEC
 	}
 	if _, err := c.listener.add(&a); err != nil {
-		return fmt.Errorf("replace descriptor %d: %w", number, err)
+		return fmt.Errorf("replace descriptor %d: %w", d.Number, err)
 	}
 	return nil
-}
-
-func closesOnExec(info string) bool {
-	for line := range strings.Lines(info) {
-		if value, is := strings.CutPrefix(line, "flags:"); is {
-			flags, err := strconv.ParseUint(strings.TrimSpace(value), 8, 32)
-			return err == nil && flags&unix.O_CLOEXEC != 0
-		}
-	}
-	return false
 }

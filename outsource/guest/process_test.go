@@ -3,9 +3,6 @@ package guest
 import (
 	"bytes"
 	"net/netip"
-	"os"
-	"strconv"
-	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -41,52 +38,6 @@ func FuzzName(f *testing.F) {
 			}
 		}
 	})
-}
-
-// TestFdinfo reads what this kernel says of an epoll and of descriptors.
-func TestFdinfo(t *testing.T) {
-	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Close(epoll)
-	file, err := unix.Eventfd(0, 0)
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer unix.Close(file)
-	event := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLET, Fd: -2, Pad: 0x12345678}
-	if err := unix.EpollCtl(epoll, unix.EPOLL_CTL_ADD, file, &event); err != nil {
-		t.Fatal(err)
-	}
-	info := func(fd int) string {
-		b, err := os.ReadFile("/proc/self/fdinfo/" + strconv.Itoa(fd))
-		if err != nil {
-			t.Fatal(err)
-		}
-		return string(b)
-	}
-	if !closesOnExec(info(epoll)) || closesOnExec(info(file)) {
-		t.Error("close-on-exec is read wrongly")
-	}
-	found := 0
-	for line := range strings.Lines(info(epoll)) {
-		if w, is := parseWatch(line); is {
-			found++
-			w.event.Events &^= unix.EPOLLERR | unix.EPOLLHUP // the kernel adds them
-			if w.number != file || w.event != event {
-				t.Errorf("%q became %+v", line, w)
-			}
-		}
-	}
-	if found != 1 {
-		t.Errorf("%d registrations in\n%s", found, info(epoll))
-	}
-	for _, line := range []string{"", "tfd: 1", "tfd: x events: 1 data: 1", "tfd: 1 events: 1 data: zz"} {
-		if w, is := parseWatch(line); is {
-			t.Errorf("%q became %+v", line, w)
-		}
-	}
 }
 
 // TestFilter runs the filter on calls, as the kernel does.

@@ -86,8 +86,14 @@ func (s *supervisor) handle(n *notification) (answer, error) {
 	}
 	defer unix.Close(file)
 	k, err := inspect(file)
+	if err == nil {
+		k.handle, err = s.which(k.handle, k.port)
+	}
 	if err != nil || !k.ours() {
 		return carryOn, faultOf(err)
+	}
+	if k.datagrams {
+		return s.handleDatagrams(c, k)
 	}
 	switch n.nr {
 	case unix.SYS_CONNECT:
@@ -117,6 +123,19 @@ func (s *supervisor) handle(n *notification) (answer, error) {
 	return carryOn, nil
 }
 
+// handleDatagrams answers a call on a UDP socket.
+func (s *supervisor) handleDatagrams(c *caller, k *kind) (answer, error) {
+	switch c.nr {
+	case unix.SYS_CONNECT:
+		return s.connectDatagrams(c, k)
+	case unix.SYS_BIND:
+		return s.bindDatagrams(c, k)
+	case unix.SYS_GETSOCKNAME:
+		return s.nameDatagrams(c, k)
+	}
+	return carryOn, nil
+}
+
 // faultOf makes an errno of a call of ours an error without one: it is not the program's.
 func faultOf(err error) error {
 	var errno unix.Errno
@@ -131,12 +150,14 @@ type kind struct {
 	file      int
 	family    int
 	handle    uint32 // of an outsourced socket; else 0
+	port      uint32 // if it is not 0, handle is that of the listener which has accepted it: see which
 	connected bool   // an outsourced socket is
 	fresh     bool   // a TCP socket of the guest's is neither connected nor listening
+	datagrams bool   // a UDP socket
 }
 
 // ours tells whether the socket is outsourced, or may be.
-func (k *kind) ours() bool { return k.handle != 0 || k.fresh }
+func (k *kind) ours() bool { return k.handle != 0 || k.fresh || k.datagrams }
 
 // inspect asks the kernel about a file.
 func inspect(file int) (*kind, error) {
@@ -150,23 +171,23 @@ func inspect(file int) (*kind, error) {
 	}
 	switch k.family {
 	case unix.AF_INET, unix.AF_INET6:
-		k.fresh, err = isFreshTCP(file)
+		var protocol int
+		if protocol, err = unix.GetsockoptInt(file, unix.SOL_SOCKET, unix.SO_PROTOCOL); err != nil {
+			return k, fmt.Errorf("inspect socket: %w", err)
+		}
+		k.datagrams = protocol == unix.IPPROTO_UDP
+		if protocol == unix.IPPROTO_TCP {
+			k.fresh, err = isFreshTCP(file)
+		}
 	case unix.AF_VSOCK:
-		k.handle, k.connected = handleOf(file)
+		k.handle, k.port, k.connected = handleOf(file)
 	}
 	return k, err
 }
 
-// isFreshTCP tells whether a socket is one of TCP that has no peer and does not listen.
+// isFreshTCP tells whether a TCP socket has no peer and does not listen.
 func isFreshTCP(file int) (bool, error) {
 	const closed = 7 // TCP_CLOSE of linux/tcp_states.h
-	protocol, err := unix.GetsockoptInt(file, unix.SOL_SOCKET, unix.SO_PROTOCOL)
-	if err != nil {
-		return false, fmt.Errorf("inspect socket: %w", err)
-	}
-	if protocol != unix.IPPROTO_TCP {
-		return false, nil
-	}
 	info, err := unix.GetsockoptTCPInfo(file, unix.IPPROTO_TCP, unix.TCP_INFO)
 	if err != nil {
 		return false, fmt.Errorf("inspect socket: %w", err)
@@ -175,21 +196,29 @@ func isFreshTCP(file int) (bool, error) {
 }
 
 // handleOf returns the handle of a vsock socket, which its names say: see package wire. A listener and a
-// socket that connects have it in their own port, a connection in its peer's.
-func handleOf(file int) (handle uint32, connected bool) {
-	if sa, err := unix.Getpeername(file); err == nil {
-		if vm, is := sa.(*unix.SockaddrVM); is && vm.CID == hostCID {
-			handle, is = wire.HandleOf(vm.Port)
-			return handle, is
-		}
-		return 0, false
-	}
+// socket that connects have it in their own port, a connection in its peer's. If the peer's port does not
+// say it, port is the peer's, and handle the listener's.
+func handleOf(file int) (handle, port uint32, connected bool) {
 	if sa, err := unix.Getsockname(file); err == nil {
 		if vm, is := sa.(*unix.SockaddrVM); is {
 			handle, _ = wire.HandleOf(vm.Port)
 		}
 	}
-	return handle, false
+	sa, err := unix.Getpeername(file)
+	if err != nil {
+		return handle, 0, false
+	}
+	vm, is := sa.(*unix.SockaddrVM)
+	if !is || vm.CID != hostCID {
+		return 0, 0, false
+	}
+	if of, is := wire.HandleOf(vm.Port); is {
+		return of, 0, true
+	}
+	if vm.Port != wire.DataPort(0) && handle != 0 {
+		return handle, vm.Port, true
+	}
+	return handle, 0, handle != 0
 }
 
 // staysInGuest tells whether a destination is the guest itself. The kernel takes the wildcard for the
@@ -199,13 +228,24 @@ func staysInGuest(to netip.AddrPort) bool {
 	return addr.IsLoopback() || addr.IsUnspecified()
 }
 
-// await waits until a file is ready, as long as the call waits.
-func (c *caller) await(file int, events int16) error {
+// await waits until a file is ready, as long as the call waits. The error is EAGAIN when the time is over that
+// the program has set for such calls of a socket, by an option of SOL_SOCKET.
+func (c *caller) await(file int, events int16, option, of int) error {
 	// Nobody says when a signal has interrupted a call.
 	const look = 250 * time.Millisecond
+	var limit time.Time
+	if t, err := unix.GetsockoptTimeval(of, unix.SOL_SOCKET, option); err == nil && *t != (unix.Timeval{}) {
+		limit = time.Now().Add(time.Duration(t.Nano()))
+	}
 	for {
+		pause := look
+		if !limit.IsZero() {
+			if pause = min(look, time.Until(limit)); pause <= 0 {
+				return unix.EAGAIN
+			}
+		}
 		list := []unix.PollFd{{Fd: int32(file), Events: events}}
-		n, err := unix.Poll(list, int(look.Milliseconds()))
+		n, err := unix.Poll(list, int((pause + time.Millisecond - 1).Milliseconds()))
 		if err != nil && !errors.Is(err, unix.EINTR) {
 			return fmt.Errorf("wait for a socket: %w", err)
 		}

@@ -13,7 +13,6 @@ import (
 
 	"github.com/tsugiki/tsugiki/graft"
 	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
-	"github.com/tsugiki/tsugiki/keeper"
 	"github.com/tsugiki/tsugiki/outsource/wire"
 )
 
@@ -89,6 +88,7 @@ func (s *stream) end() {
 		delete(s.alive, id)
 	}
 	s.mu.Unlock()
+	s.vm.datagrams.end(s)
 	removeAll(slices.DeleteFunc(list, func(h *handle) bool { return h.in(joined) }))
 }
 
@@ -105,6 +105,9 @@ func (s *stream) write(m *wire.Message) error {
 	defer s.writing.Unlock()
 	if m.Flags&wire.FlagReply != 0 {
 		<-s.slots
+		if h := s.vm.find(m.Handle); h != nil {
+			h.told.Store(true) // a question about it comes behind this
+		}
 	}
 	if err := s.conn.SetWriteDeadline(time.Now().Add(writePatience)); err != nil {
 		return err
@@ -118,17 +121,9 @@ func (s *stream) write(m *wire.Message) error {
 func (s *stream) answer(m *wire.Message) error {
 	reply := &wire.Message{Op: m.Op, Flags: wire.FlagReply, ID: m.ID, Handle: m.Handle}
 	err := s.do(m, reply)
-	var errno unix.Errno
-	var refused *keeper.SocketError
-	switch {
-	case err == nil:
-	case errors.As(err, &refused):
-		reply.Errno = uint32(refused.Errno)
-	case errors.As(err, &errno):
+	if errno, is := errnoFor(err); is {
 		reply.Errno = uint32(errno)
-	case errors.Is(err, errFull):
-		reply.Errno = uint32(unix.ENOBUFS)
-	default:
+	} else if err != nil {
 		return err
 	}
 	if err := s.write(reply); err != nil {
@@ -140,14 +135,28 @@ func (s *stream) answer(m *wire.Message) error {
 func (s *stream) do(m, reply *wire.Message) error {
 	if m.Op == wire.Hello {
 		reply.Number = wire.Version
+		if s.vm.Shared {
+			reply.Flags |= wire.FlagShared
+		}
 		if own := s.vm.Own; own.IsValid() {
 			reply.Name = addrPort(own)
 		}
+		if own := s.vm.Own6; own.IsValid() {
+			reply.Peer = addrPort(own)
+		}
 		return nil
 	}
-	if m.Op == wire.Bind && !s.vm.Covers(m.Name) {
+	if m.Type == unix.SOCK_DGRAM {
+		return s.datagram(m, reply)
+	}
+	if m.Op == wire.Bind && !s.vm.Covers(unix.IPPROTO_TCP, m.Name) {
 		reply.Flags |= wire.FlagLocal
 		return nil
+	}
+	if m.Op == wire.Which {
+		var err error
+		reply.Handle, err = s.vm.which(alias{m.Handle, m.Number})
+		return err
 	}
 	h, err := s.handle(m)
 	if err != nil {

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -35,6 +36,8 @@ type handle struct {
 	id     uint32
 	stream *stream // whose end ends the handle, unless it is joined
 
+	told atomic.Bool // the guest knows the handle
+
 	calls sync.Mutex // held during a call of the engine or on the socket, which changes neither meanwhile
 
 	mu      sync.Mutex // guards what follows
@@ -44,6 +47,9 @@ type handle struct {
 	waiting *os.File       // a duplicate that waits in Go's poller: for a connect, or for connections
 	data    *vsock.Request // has come before the socket is connected
 	late    *time.Timer    // ends a handle that is not joined
+
+	alias   alias      // its name in the guest, if it has one; guarded by vm.mu
+	dialing sync.Mutex // of a listener: held while the guest is dialed
 }
 
 func (h *handle) in(s state) bool {
@@ -112,6 +118,7 @@ func (h *handle) remove() {
 	}
 	h.vm.mu.Lock()
 	delete(h.vm.handles, h.id)
+	delete(h.vm.aliases, h.alias)
 	h.vm.mu.Unlock()
 	if h.stream != nil {
 		h.stream.forget(h.id)

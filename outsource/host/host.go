@@ -51,6 +51,7 @@ const (
 // Engine is the part of *graft.Engine that a guest needs. Its methods are documented there.
 type Engine interface {
 	Connect(p graft.Program, number int, to netip.AddrPort) (graft.Answer, error)
+	Send(p graft.Program, number int, to netip.AddrPort) (graft.Answer, error)
 	Bind(p graft.Program, number int, addr netip.AddrPort) (graft.Answer, error)
 	Listen(p graft.Program, number, backlog int) (graft.Answer, error)
 	Accept(p graft.Program, number int) (file int, peer netip.AddrPort, waits bool, answer graft.Answer, err error)
@@ -64,14 +65,20 @@ type Config struct {
 	Engine Engine
 	// Maker returns who makes the guest's sockets, in its cgroup.
 	Maker func() (graft.SocketMaker, error)
-	// Covers tells whether a rule covers what a guest's TCP server binds. What no rule covers stays in
-	// the guest.
-	Covers func(at netip.AddrPort) bool
+	// Covers tells whether a rule covers what a guest's server of a protocol (IPPROTO_TCP, IPPROTO_UDP)
+	// binds. What no rule covers stays in the guest.
+	Covers func(protocol int, at netip.AddrPort) bool
 	// UID and GID are those of the VMM. Unix sockets of endpoints see them.
 	UID, GID int
-	// Own is the IPv4 address that a guest without a network card may give itself.
-	Own netip.Addr
-	Log *slog.Logger
+	// Own is the IPv4 address of a guest's own UDP sockets, and Own6 the IPv6 address. It is not valid
+	// where no rule leads to IPv6 hosts.
+	Own, Own6 netip.Addr
+	// Virtual returns the address by which programs know a host that the kernel names in the error of a
+	// datagram. It is nil where both are the same.
+	Virtual func(netip.Addr) netip.Addr
+	// Shared says that the guest has no data ports of the host but DataPort(0): see package stream.
+	Shared bool
+	Log    *slog.Logger
 }
 
 // VM has the sockets of one guest. It is a vsock.Handler.
@@ -80,11 +87,13 @@ type VM struct {
 	guest vsock.Guest
 	calls atomic.Uint64
 	// sweeping is full while a sweep is under way.
-	sweeping chan struct{}
+	sweeping  chan struct{}
+	datagrams datagrams
 
 	mu      sync.Mutex // guards what follows
 	handles map[uint32]*handle
-	last    uint32 // handle that was given
+	aliases map[alias]uint32 // handles by the names that they have in the guest
+	last    uint32           // handle that was given
 	failed  []uint32
 	streams int
 	over    bool
@@ -92,7 +101,9 @@ type VM struct {
 
 // New returns a VM whose connections a guest has.
 func New(c Config, g vsock.Guest) *VM {
-	return &VM{Config: c, guest: g, handles: map[uint32]*handle{}, sweeping: make(chan struct{}, 1)}
+	v := &VM{Config: c, guest: g, handles: map[uint32]*handle{}, aliases: map[alias]uint32{}, sweeping: make(chan struct{}, 1)}
+	v.datagrams.vm, v.datagrams.ports, v.datagrams.ending = v, map[portKey]*port{}, map[portKey]chan struct{}{}
+	return v
 }
 
 // Close ends all handles.
@@ -104,6 +115,7 @@ func (v *VM) Close() {
 		list = append(list, h)
 	}
 	v.mu.Unlock()
+	v.datagrams.close()
 	removeAll(list)
 }
 
@@ -117,6 +129,10 @@ func (v *VM) Request(r *vsock.Request) {
 	}
 	if r.To == wire.ControlPort && r.Type == vsock.Stream {
 		go v.control(r)
+		return
+	}
+	if r.To == wire.DatagramPort && r.Type == vsock.Stream {
+		go v.datagrams.serve(r)
 		return
 	}
 	r.Refuse()

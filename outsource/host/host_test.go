@@ -252,7 +252,7 @@ func FuzzRequests(f *testing.F) {
 		g := &guest{dials: make(chan vsock.Socket, 10), answer: func() error { return vsock.ErrRefused }}
 		vm := New(Config{
 			Engine: &engine{}, Maker: func() (graft.SocketMaker, error) { return maker{}, nil },
-			Covers: func(at netip.AddrPort) bool { return at.Addr().IsLoopback() }, Log: slog.New(slog.DiscardHandler),
+			Covers: func(_ int, at netip.AddrPort) bool { return at.Addr().IsLoopback() }, Log: slog.New(slog.DiscardHandler),
 		}, g)
 		ours, theirs := net.Pipe()
 		s := newStream(vm, theirs)

@@ -130,7 +130,7 @@ func (h *handle) hand(sock int) bool {
 		return true
 	}
 	for pause := againFirst; ; pause = min(2*pause, againMax) {
-		err := c.dial(h.id)
+		err := c.dial(h)
 		switch {
 		case err == nil:
 			return true
@@ -147,8 +147,40 @@ func (h *handle) hand(sock int) bool {
 	}
 }
 
+// alias names a connection in the guest where the host's port does not: by the listener, and by the port.
+type alias struct{ listener, port uint32 }
+
+// nameIt notes the name of a handle in the guest.
+func (h *handle) nameIt(a alias) {
+	h.vm.mu.Lock()
+	defer h.vm.mu.Unlock()
+	if h.vm.handles[h.id] == h {
+		h.alias = a
+		h.vm.aliases[a] = h.id
+	}
+}
+
+// which finds the handle of a name in the guest. The guest may know of a connection before the host does.
+func (v *VM) which(a alias) (uint32, error) {
+	find := func() uint32 {
+		v.mu.Lock()
+		defer v.mu.Unlock()
+		return v.aliases[a]
+	}
+	if h := v.find(a.listener); find() == 0 && h != nil {
+		h.dialing.Lock()
+		h.dialing.Unlock() //nolint:staticcheck // the dial is over
+	}
+	if id := find(); id != 0 {
+		return id, nil
+	}
+	return 0, unix.EBADF
+}
+
 // dial joins a connection with one to the guest.
-func (h *handle) dial(listener uint32) error {
+func (h *handle) dial(listener *handle) error {
+	listener.dialing.Lock()
+	defer listener.dialing.Unlock()
 	file, err := h.dup()
 	if err != nil {
 		return err
@@ -157,8 +189,11 @@ func (h *handle) dial(listener uint32) error {
 	h.state = joined
 	h.mu.Unlock()
 	done := make(chan error, 1)
-	s := vsock.Socket{File: file, Ended: func() { go h.remove() }}
-	h.vm.guest.Dial(vsock.Stream, wire.DataPort(h.id), wire.DataPort(listener), s, func(err error) { done <- err })
+	s := vsock.Socket{
+		File: file, Ended: func() { go h.remove() },
+		Named: func(port uint32) { h.nameIt(alias{listener.id, port}) },
+	}
+	h.vm.guest.Dial(vsock.Stream, wire.DataPort(h.id), wire.DataPort(listener.id), s, func(err error) { done <- err })
 	if err = <-done; err != nil {
 		unix.Close(file)
 	}
@@ -169,14 +204,15 @@ func (h *handle) dial(listener uint32) error {
 func (h *handle) isAlive() bool {
 	ctx, cancel := context.WithTimeout(context.Background(), alivePatience)
 	defer cancel()
-	return h.stream != nil && h.stream.isAlive(ctx, h.id)
+	return h.stream != nil && h.stream.isAlive(ctx, wire.Message{Handle: h.id})
 }
 
 // alivePatience is how long a supervisor may take to answer. A program counts as there until its
 // supervisor says that it has gone, or has gone itself.
 const alivePatience = 5 * time.Second
 
-func (s *stream) isAlive(ctx context.Context, id uint32) bool {
+// isAlive asks about a handle or a UDP port.
+func (s *stream) isAlive(ctx context.Context, about wire.Message) bool {
 	answer := make(chan bool, 1)
 	s.mu.Lock()
 	if s.over {
@@ -192,7 +228,8 @@ func (s *stream) isAlive(ctx context.Context, id uint32) bool {
 		defer s.mu.Unlock()
 		delete(s.alive, question)
 	}()
-	if err := s.write(&wire.Message{Op: wire.Alive, ID: question, Handle: id}); err != nil {
+	about.Op, about.ID = wire.Alive, question
+	if err := s.write(&about); err != nil {
 		s.conn.Close() // the guest does not read
 		return false
 	}
@@ -231,7 +268,7 @@ func (v *VM) sweep(except *handle) bool {
 	for s, servers := range v.servers(except) {
 		all.Go(func() {
 			for _, h := range servers {
-				if ctx.Err() == nil && !s.isAlive(ctx, h.id) {
+				if ctx.Err() == nil && !s.isAlive(ctx, wire.Message{Handle: h.id}) {
 					some.Store(true)
 					all.Go(h.remove)
 				}
@@ -242,13 +279,14 @@ func (v *VM) sweep(except *handle) bool {
 	return some.Load()
 }
 
-// servers returns the handles that may have a port, except one, by their streams.
+// servers returns the handles that may have a port, except one, by their streams. Of a handle that the guest
+// does not know yet, it would say that no program has it.
 func (v *VM) servers(except *handle) map[*stream][]*handle {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	servers := map[*stream][]*handle{}
 	for _, h := range v.handles {
-		if h != except && h.stream != nil && (h.in(listening) || h.in(idle)) {
+		if h != except && h.stream != nil && h.told.Load() && (h.in(listening) || h.in(idle)) {
 			servers[h.stream] = append(servers[h.stream], h)
 		}
 	}

@@ -7,6 +7,7 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -37,6 +38,10 @@ func (e *engine) Connect(_ graft.Program, _ int, to netip.AddrPort) (graft.Answe
 		return graft.Answer{Action: graft.Fail, Errno: unix.ENETUNREACH}, nil
 	}
 	return graft.Answer{}, nil
+}
+
+func (e *engine) Send(p graft.Program, number int, to netip.AddrPort) (graft.Answer, error) {
+	return e.Connect(p, number, to)
 }
 
 func (e *engine) Bind(p graft.Program, number int, at netip.AddrPort) (graft.Answer, error) {
@@ -86,6 +91,8 @@ type rig struct {
 	last  uint32
 	// alive is what the supervisor says about handles.
 	alive func(handle uint32) bool
+	// gone says that programs have no UDP ports.
+	gone atomic.Bool
 	// mute says that the supervisor answers no questions.
 	mute bool
 
@@ -100,7 +107,7 @@ func newRig(t *testing.T) *rig {
 	r.vm = New(Config{
 		Engine: &engine{},
 		Maker:  func() (graft.SocketMaker, error) { return maker{}, nil },
-		Covers: func(at netip.AddrPort) bool { return at.Addr().IsLoopback() },
+		Covers: func(_ int, at netip.AddrPort) bool { return at.Addr().IsLoopback() },
 		Log:    slog.New(slog.DiscardHandler),
 	}, g)
 	t.Cleanup(r.vm.Close)
@@ -120,6 +127,13 @@ func newRig(t *testing.T) *rig {
 	return r
 }
 
+// stream returns a control stream of another supervisor, which says nothing.
+func (r *rig) stream() *stream {
+	ours, theirs := net.Pipe()
+	r.Cleanup(func() { ours.Close() })
+	return newStream(r.vm, theirs)
+}
+
 // read is the supervisor's reader.
 func (r *rig) read() {
 	for {
@@ -132,7 +146,7 @@ func (r *rig) read() {
 				continue
 			}
 			reply := &wire.Message{Op: m.Op, Flags: wire.FlagReply, ID: m.ID, Handle: m.Handle}
-			if !r.alive(m.Handle) {
+			if !r.alive(m.Handle) || m.Type == unix.SOCK_DGRAM && r.gone.Load() {
 				reply.Errno = uint32(unix.ENOENT)
 			}
 			go r.write(reply)

@@ -47,7 +47,7 @@ type conn struct {
 	sock   int // its file, once the connection is open; else -1
 
 	readable, writable bool // as far as epoll has said
-	hung               bool // epoll said that there will be an end or an error
+	hung               bool // epoll said that there will be an end or an error, or is an urgent byte, at which reads end
 
 	// To the guest. Counters wrap around.
 	alloc, taken, sent uint32 // what the guest has room for, has taken, and was sent
@@ -102,7 +102,17 @@ var errBacklog = errors.New("too many messages wait")
 
 func (l *backlog) empty() bool { return len(l.b) == 0 && len(l.ends) == 0 }
 
-func (l *backlog) add(parts [][]byte) {
+// add adds bytes. They fit into the window, and so does the memory that they take.
+func (l *backlog) add(parts [][]byte, window uint32) {
+	size := len(l.b)
+	for _, p := range parts {
+		size += len(p)
+	}
+	if size > cap(l.b) {
+		b := make([]byte, len(l.b), max(size, min(2*size, int(window))))
+		copy(b, l.b)
+		l.b = b
+	}
 	for _, p := range parts {
 		l.b = append(l.b, p...)
 	}

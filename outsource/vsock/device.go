@@ -10,6 +10,8 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/cputime"
 )
 
 // Limits of a device.
@@ -21,13 +23,15 @@ const (
 	repliesMax  = 256 // resets that wait for the guest
 	txBatch     = 64  // packets that are handled before others have their turn
 	turnsMax    = 64
+	owedMax     = 64 // turns of the thread after which the driver is told what was sent
 	chainsMax   = 32 // buffers of the guest that one call fills
 
 	dialPatience   = 10 * time.Second // for the guest's answer
 	lingerPatience = time.Minute      // for a peer that does not read what a guest had sent before it closed
 )
 
-// Rings of the device; the third, for events, is not used.
+// Rings of the device. The third is for the event that says that all connections are gone. QEMU keeps that
+// ring for itself.
 const (
 	rxQueue = iota
 	txQueue
@@ -39,6 +43,8 @@ const (
 type Device struct {
 	cid     uint64
 	handler Handler
+	counts  *Counters
+	meter   *cputime.Meter // of the thread; may be nil
 	vmm     *net.UnixConn
 	vmmFile int
 	epoll   int
@@ -62,6 +68,8 @@ type Device struct {
 	starved  []*conn // wait for more buffers of the guest
 	replies  []header
 	ending   bool
+	owed     int       // turns since the driver was not told what was sent
+	resumed  bool      // the driver has used the rings with another device, and was not told so
 	expired  time.Time // when expire last looked
 
 	// Scratch memory of the thread.
@@ -75,7 +83,10 @@ type Device struct {
 // Serve speaks with a VMM over a connection until the VMM ends, Close is called, or the guest breaks
 // the rules. It closes the connection. started is called before the first connection.
 func Serve(vmm *net.UnixConn, cid uint64, handler func(*Device) Handler) error {
-	d := &Device{cid: cid, vmm: vmm, vmmFile: -1, epoll: -1, wake: -1, replier: -1, conns: map[key]*conn{}, bySock: map[int]*conn{}}
+	d := &Device{
+		cid: cid, vmm: vmm, vmmFile: -1, epoll: -1, wake: -1, replier: -1,
+		counts: &Counters{}, conns: map[key]*conn{}, bySock: map[int]*conn{},
+	}
 	for i := range d.queues {
 		d.queues[i].kick, d.queues[i].call = -1, -1
 	}
@@ -87,7 +98,9 @@ func Serve(vmm *net.UnixConn, cid uint64, handler func(*Device) Handler) error {
 	ended := make(chan error)
 	go func() {
 		runtime.LockOSThread() // and never unlock: the thread ends
-		ended <- d.run()
+		var err error
+		d.meter.Follow(func() { err = d.run() })
+		ended <- err
 	}()
 	return <-ended
 }
@@ -141,7 +154,8 @@ func (d *Device) run() (err error) {
 	var events [64]unix.EpollEvent
 	busy := false
 	for !d.ending {
-		n, err := unix.EpollWait(d.epoll, events[:], d.patience(busy))
+		patience := d.patience(busy)
+		n, err := unix.EpollWait(d.epoll, events[:], patience)
 		if err != nil && !errors.Is(err, unix.EINTR) {
 			return fmt.Errorf("wait for a guest: %w", err)
 		}
@@ -153,6 +167,7 @@ func (d *Device) run() (err error) {
 		if busy, err = d.work(); err != nil {
 			return err
 		}
+		d.tellSent(n == 0 && patience > 0)
 		d.expire()
 	}
 	return nil
@@ -163,6 +178,8 @@ func (d *Device) patience(busy bool) int {
 	switch {
 	case busy:
 		return 0
+	case d.owed > 0:
+		return 1
 	case d.timed > 0:
 		return 1000
 	}
@@ -193,7 +210,7 @@ func (d *Device) event(file int, events uint32) error {
 	if c == nil {
 		return nil
 	}
-	c.hung = c.hung || events&(unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR) != 0
+	c.hung = c.hung || events&(unix.EPOLLRDHUP|unix.EPOLLHUP|unix.EPOLLERR|unix.EPOLLPRI) != 0
 	c.readable = c.readable || events&^unix.EPOLLOUT != 0
 	if events&(unix.EPOLLOUT|unix.EPOLLERR|unix.EPOLLHUP) != 0 {
 		c.writable = true
@@ -212,6 +229,9 @@ func drain(file int) {
 
 // work moves bytes both ways. busy says that there is more to do.
 func (d *Device) work() (busy bool, err error) {
+	if err := d.tellReset(); err != nil {
+		return false, err
+	}
 	d.queues[txQueue].hushIfRunning(true)
 	moreIn, err := d.transmit()
 	if err != nil {
@@ -277,7 +297,7 @@ func (d *Device) free() {
 	d.mu.Unlock()
 	d.runPosted() // what it was given is let go of
 	for _, c := range d.bySock {
-		d.forget(c)
+		d.drop(c)
 	}
 	d.stop()
 	d.memory.unmap()

@@ -9,27 +9,31 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/internal/cputime"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
-// driver is a VMM and a guest's driver in one: memory, two rings, and packets. Where things are in
+// driver is a VMM and a guest's driver in one: memory, rings, and packets. Where things are in
 // its memory, of which the VMM's addresses are 1 MiB higher:
 //
 //	0x0000  rings: 0x4000 for each, descriptors, available at 0x1000, used at 0x2000
+//	0xf000  the buffer for an event
 //	0x10000 buffers, 0x2000 for each descriptor of each ring
 type driver struct {
 	t      testing.TB
 	mem    []byte
 	file   int
 	vmm    *net.UnixConn
-	kicks  [2]int
-	calls  [2]int
-	filled [2]uint16 // entries that were made available
-	seen   [2]uint16 // entries of the used ring that were read
+	kicks  [queueCount]int
+	calls  [queueCount]int
+	filled [queueCount]uint16 // entries that were made available
+	seen   [queueCount]uint16 // entries of the used ring that were read
 	ended  chan error
 
 	device *Device
 	asked  chan *Request
+	counts Counters
+	work   cputime.Meter
 }
 
 type packet struct {
@@ -61,16 +65,7 @@ func newDriver(t testing.TB) *driver {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ours, theirs := pair(t, unix.SOCK_STREAM)
-	d.vmm = ours
-	made := make(chan *Device, 1)
-	go func() {
-		d.ended <- Serve(theirs, testCID, func(dev *Device) Handler {
-			made <- dev
-			return d
-		})
-	}()
-	d.device = <-made
+	d.serve()
 	t.Cleanup(func() {
 		d.vmm.Close()
 		_ = unix.Munmap(d.mem)
@@ -81,6 +76,22 @@ func newDriver(t testing.TB) *driver {
 		}
 	})
 	return d
+}
+
+// serve starts a device for the driver.
+func (d *driver) serve() {
+	d.t.Helper()
+	ours, theirs := pair(d.t, unix.SOCK_STREAM)
+	d.vmm = ours
+	made := make(chan *Device, 1)
+	go func() {
+		d.ended <- Serve(theirs, testCID, func(dev *Device) Handler {
+			dev.Observe(&d.counts, &d.work)
+			made <- dev
+			return d
+		})
+	}()
+	d.device = <-made
 }
 
 // pair returns connected unix sockets.
@@ -198,7 +209,7 @@ func (d *driver) setRing(i int) {
 	at := testUser + ringAt(i)
 	d.tell(setVringNum, words(uint32(i), testRing))
 	d.tell(setVringAddr, append(words(uint32(i), 0), doubles(at, at+0x2000, at+0x1000, 0)...))
-	d.tell(setVringBase, words(uint32(i), uint32(d.seen[i])))
+	d.tell(setVringBase, words(uint32(i), head(d.mem[ringAt(i)+0x2000:]).Load()>>16))
 	d.tell(setVringKick, doubles(uint64(i)), d.kicks[i])
 	d.tell(setVringCall, doubles(uint64(i)), d.calls[i])
 	d.tell(setVringEnable, words(uint32(i), 1))
@@ -248,6 +259,16 @@ func (d *driver) offerOne(i int) {
 // send sends a packet and waits until the device has it.
 func (d *driver) send(h header, data []byte) {
 	d.t.Helper()
+	d.give(h, data)
+	for !d.used(txQueue) {
+		d.wait(txQueue)
+	}
+	d.seen[txQueue]++
+}
+
+// give gives the device a packet.
+func (d *driver) give(h header, data []byte) {
+	d.t.Helper()
 	h.from, h.to, h.length = testCID, HostCID, uint32(len(data))
 	if h.typ == 0 {
 		h.typ = Stream
@@ -258,10 +279,6 @@ func (d *driver) send(h header, data []byte) {
 	copy(d.mem[at+headerSize:], data)
 	d.descriptor(txQueue, 0, at, uint32(headerSize+len(data)), 0, 0)
 	d.make(txQueue, 0)
-	for !d.used(txQueue) {
-		d.wait(txQueue)
-	}
-	d.seen[txQueue]++
 }
 
 // used tells whether the device has given a chain back.

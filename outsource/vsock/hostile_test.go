@@ -72,7 +72,7 @@ func TestHostileRings(t *testing.T) {
 			for i := range testRing {
 				d.descriptor(rxQueue, i, buffer(rxQueue, i), 4096, 0, 0)
 			}
-			d.send(header{fromPort: 1, toPort: 2, op: opData}, nil) // the answer needs one
+			d.give(header{fromPort: 1, toPort: 2, op: opData}, nil) // the answer needs one
 		},
 	} {
 		t.Run(name, func(t *testing.T) {

@@ -35,6 +35,7 @@ type queue struct {
 	taken             uint16 // chains that were taken from avail
 	filled            uint16 // and those that were given to used
 	told              uint16 // filled, when the driver was last told
+	held              int    // descriptors of the chains that it was not told of
 	quiet             bool   // the driver was told not to kick
 	kick, call        int    // -1: none
 	enabled           bool
@@ -67,7 +68,7 @@ func (q *queue) place(m memory) error {
 	}
 	q.desc, q.avail, q.used = desc, avail, used
 	q.filled = uint16(head(used).Load() >> 16)
-	q.told, q.quiet = q.filled, false
+	q.told, q.held, q.quiet = q.filled, 0, false
 	return nil
 }
 
@@ -88,15 +89,17 @@ type chain struct {
 	head  uint16
 	parts [][]byte
 	size  int
+	links int // descriptors
 }
 
 // peek reads the chain that is i behind the next one. All its buffers must be for the device to
 // write, or none.
 func (q *queue) peek(m memory, i int, write bool, c *chain) error {
 	at := ringHeader + 2*(uint32(q.taken+uint16(i))&(q.num-1))
-	c.head, c.parts, c.size = binary.LittleEndian.Uint16(q.avail[at:]), c.parts[:0], 0
+	c.head, c.parts, c.size, c.links = binary.LittleEndian.Uint16(q.avail[at:]), c.parts[:0], 0, 0
 	next := c.head
 	for range q.num {
+		c.links++
 		if uint32(next) >= q.num {
 			return fmt.Errorf("%w: descriptor %d of %d", ErrGuest, next, q.num)
 		}
@@ -163,15 +166,24 @@ func (q *queue) put(c *chain, n int) {
 	binary.LittleEndian.PutUint32(q.used[at+4:], uint32(n))
 	q.taken++
 	q.filled++
+	q.held += c.links
 }
 
 // publish shows the driver what was put, and interrupts it unless it does not want that.
 func (q *queue) publish() {
 	q.show()
-	if q.told == q.filled {
+	q.interrupt()
+}
+
+// isOwed says that the driver was not told of all that was put.
+func (q *queue) isOwed() bool { return q.told != q.filled }
+
+// interrupt tells the driver of what it was shown.
+func (q *queue) interrupt() {
+	if !q.isOwed() {
 		return
 	}
-	q.told = q.filled
+	q.told, q.held = q.filled, 0
 	if head(q.avail).Load()&noInterrupt == 0 && q.call >= 0 {
 		one := [8]byte{1}
 		_, _ = unix.Write(q.call, one[:]) // EAGAIN: the driver has interrupts that it has not taken

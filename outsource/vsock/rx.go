@@ -31,6 +31,9 @@ func (d *Device) receive() (more bool, err error) {
 		if err != nil {
 			return false, err
 		}
+		if q.filled-q.told >= chainsMax {
+			q.publish() // the guest takes them while the next ones are filled
+		}
 	}
 	return true, nil
 }
@@ -226,6 +229,7 @@ func (d *Device) room(q *queue, n, limit int) (parts [][]byte, sizes []int, err 
 // fillAll writes the headers of got bytes that are in d.chains.
 func (d *Device) fillAll(q *queue, c *conn, sizes []int, got int, lastFlags uint32) error {
 	c.sent += uint32(got)
+	d.counts.ToGuest.Add(uint64(got))
 	for i := range sizes {
 		k := min(got, sizes[i])
 		got -= k

@@ -43,9 +43,10 @@ func (d *Device) dequeue(c *conn) {
 
 // opened joins a connection with its socket.
 func (d *Device) opened(c *conn, s Socket) {
+	d.counts.Begin(c.state == dialing)
 	c.state, c.socket, c.sock = open, s, s.File
 	d.bySock[c.sock] = c
-	if err := d.watch(c.sock, unix.EPOLLIN|unix.EPOLLOUT|unix.EPOLLRDHUP|unix.EPOLLET); err != nil {
+	if err := d.watch(c.sock, unix.EPOLLIN|unix.EPOLLOUT|unix.EPOLLRDHUP|unix.EPOLLPRI|unix.EPOLLET); err != nil {
 		d.reset(c)
 		return
 	}
@@ -105,7 +106,10 @@ func (d *Device) reset(c *conn) {
 // drop ends a connection without a word to the guest. If bytes may be missing, the peer gets a
 // reset and not an end.
 func (d *Device) drop(c *conn) {
-	if c.state == open && c.typ == Stream && (!c.guestEnded || !c.backlog.empty()) {
+	if c.state == open {
+		d.counts.Resets.Add(1)
+	}
+	if c.typ == Stream && (c.state == open && !c.guestEnded || !c.backlog.empty()) {
 		_ = unix.SetsockoptLinger(c.sock, unix.SOL_SOCKET, unix.SO_LINGER, &unix.Linger{Onoff: 1})
 	}
 	d.forget(c)
@@ -142,6 +146,7 @@ func (d *Device) forget(c *conn) {
 		return
 	}
 	if c.sock >= 0 {
+		d.counts.Open.Add(-1)
 		delete(d.bySock, c.sock)
 		d.unwatch(c.sock) // others may have the socket too
 		c.socket.close()
@@ -155,6 +160,30 @@ func (d *Device) dropAll() {
 	for _, c := range d.conns {
 		d.drop(c)
 	}
+}
+
+// tellReset tells a driver that goes on with a new device that its connections are gone
+// (VIRTIO_VSOCK_EVENT_TRANSPORT_RESET, virtio 1.2 section 5.10.6.7).
+func (d *Device) tellReset() error {
+	q := &d.queues[eventQueue]
+	if !d.resumed || !q.running() {
+		return nil
+	}
+	n, err := q.waiting()
+	if n == 0 || err != nil {
+		return err
+	}
+	if err := q.peek(d.memory, 0, true, &d.chain); err != nil {
+		return err
+	}
+	const size = 4 // of the event's number, which is 0
+	if err := d.chain.split(size, func(part []byte, _ int) { clear(part) }); err != nil {
+		return err
+	}
+	q.put(&d.chain, size)
+	q.publish()
+	d.resumed = false
+	return nil
 }
 
 // expire ends connections that have waited too long.
@@ -174,7 +203,7 @@ func (d *Device) expire() {
 	}
 	for _, c := range d.bySock {
 		if c.state == lingering && now.After(c.until) {
-			d.forget(c)
+			d.drop(c)
 		}
 	}
 }

@@ -247,6 +247,7 @@ func (d *Device) ring(r *request) ([]byte, error) {
 		return nil, q.place(d.memory)
 	case setVringBase:
 		q.taken = uint16(r.word(1))
+		d.resumed = d.resumed || q.taken != 0 && index != eventQueue
 	case getVringBase:
 		base := uint32(q.taken)
 		d.stopRing(q)
@@ -304,4 +305,23 @@ func (d *Device) stop() {
 		d.stopRing(&d.queues[i])
 	}
 	d.dropAll()
+}
+
+// Probe asks a device for its features, as a VMM does first.
+func Probe(file int) error {
+	b := binary.LittleEndian.AppendUint32(nil, getFeatures)
+	b = binary.LittleEndian.AppendUint32(b, messageVersion)
+	b = binary.LittleEndian.AppendUint32(b, 0)
+	if _, err := unix.Write(file, b); err != nil {
+		return fmt.Errorf("ask a device: %w", err)
+	}
+	reply := make([]byte, messageHeader+8)
+	n, _, err := unix.Recvfrom(file, reply, unix.MSG_WAITALL)
+	switch {
+	case err != nil:
+		return fmt.Errorf("ask a device: %w", err)
+	case n < len(reply) || binary.LittleEndian.Uint64(reply[messageHeader:]) != offered:
+		return fmt.Errorf("a device answers % x", reply[:n])
+	}
+	return nil
 }

@@ -54,6 +54,9 @@ type Handler interface {
 // Socket is a socket that is joined with a connection. The Guest closes it.
 type Socket struct {
 	File int
+	// Named is called with the host's port that the guest sees, if that is another than Dial says. It comes
+	// before Dial's done, and must not wait. It may be nil.
+	Named func(port uint32)
 	// Ended is called when the connection has ended and the file is closed. It must not wait. It
 	// may be nil.
 	Ended func()

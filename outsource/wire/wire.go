@@ -12,7 +12,7 @@
 // reply; the host ends a stream that has more:
 //
 //	op       from the guest                           reply
-//	Hello    Number: the version                      Number: the version; Name: the guest's IPv4 address
+//	Hello    Number: the version                      Number: the version; Name, Peer: the guest's addresses
 //	Connect  Handle, or 0; Type; Name: to; Options    Handle, Errno: 0 or EINPROGRESS, or why it failed
 //	Bind     Type; Name; Options                      Handle, Name; FlagLocal: no rule covers it
 //	Listen   Handle; Number: backlog                  Errno, Name
@@ -20,10 +20,17 @@
 //	Get      Handle; one Option: its Value's size     Options: its value
 //	Set      Handle; Options                          Errno
 //	Close    Handle                                   Errno
+//	Which    Handle, of a listener; Number: a port    Handle, of the connection that the listener has from it
+//
+// The guest's addresses are those of its sockets that are not the host's: of IPv4, and of IPv6 if its
+// datagrams may leave by that. A UDP socket has no handle, but its port in the guest. Type is SOCK_DGRAM:
+//
+//	Connect  Name: to; Number: port                   Errno, or Name: of the socket, as the peer sees it
+//	Bind     Name; Options                            Errno; FlagLocal: no rule covers it
 //
 // The host sends one request, which the supervisor answers:
 //
-//	Alive    Handle, of a Bind                        Errno: 0, or ENOENT if no program has the socket
+//	Alive    Handle, or Type and Number, of a Bind    Errno: 0, or ENOENT if no program has the socket
 //
 // A reply has the op and the id of its request, and FlagReply. Errno is one of Linux's generic
 // numbers; 0 is success. An errno is always the host kernel's answer, or that of a rule. A fault of
@@ -36,8 +43,10 @@
 // resets are those of the socket. The handle ends with its data connection. A handle that has none
 // ends with Close, or with the control stream that made it.
 //
-// Where a transport does not let its user choose port numbers (hybrid unix sockets), a data
-// connection goes to DataPort(0), and begins with a Preamble.
+// Over hybrid unix sockets and AF_VSOCK (package stream), the reply to Hello has FlagShared. Then a data
+// connection of the guest's goes to DataPort(0) from the handle's data port, and begins with a Preamble,
+// which the host sends back once its socket is connected. The port from which the host connects may be any:
+// the guest asks for the handle (Which).
 //
 // # Format
 //
@@ -68,7 +77,7 @@ import (
 )
 
 // Version is the protocol's. It changes with each change of a message or of a meaning.
-const Version = 2
+const Version = 3
 
 // RequestsMax is how many requests of a stream may wait for their reply. So the host always reads on:
 // the supervisor's answers come behind its requests.
@@ -76,9 +85,10 @@ const RequestsMax = 64
 
 // Ports of vsock. Data ports have a handle in their lower 24 bits.
 const (
-	ControlPort = 7450
-	dataPorts   = 0x5c000000
-	HandleMax   = 1<<24 - 1
+	ControlPort  = 7450
+	DatagramPort = 7451 // see datagram.go
+	dataPorts    = 0x5c000000
+	HandleMax    = 1<<24 - 1
 )
 
 // DataPort is the port of a handle's data connection.
@@ -104,6 +114,7 @@ const (
 	Set
 	Close
 	Alive
+	Which
 	ops
 )
 
@@ -113,7 +124,9 @@ const (
 	FlagLocal             // no rule covers the address of a Bind
 	// Flag6 says that the program's socket is of AF_INET6.
 	Flag6
-	flags = FlagReply | FlagLocal | Flag6
+	// FlagShared says that data connections go to DataPort(0).
+	FlagShared
+	flags = FlagReply | FlagLocal | Flag6 | FlagShared
 )
 
 // Limits of a message.

@@ -1,8 +1,12 @@
 package docs
 
 import (
+	"bytes"
 	"encoding/json"
+	"encoding/xml"
+	"errors"
 	"fmt"
+	"io"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -16,7 +20,7 @@ import (
 )
 
 // pages are the documents for users.
-var pages = []string{"README.md", "docs/RUNTIME.md", "docs/CONFIG.md", "docs/CHARGE.md", "docs/DENSITY.md", "examples/README.md"}
+var pages = []string{"README.md", "docs/RUNTIME.md", "docs/CONFIG.md", "docs/CHARGE.md", "docs/DENSITY.md", "docs/VM.md", "examples/README.md"}
 
 // block is a fenced block of a page.
 type block struct {
@@ -89,7 +93,7 @@ func each(t *testing.T, fn func(b block)) {
 // place of a run exists.
 func TestBlocks(t *testing.T) {
 	names := testNames(t)
-	read := map[string]func([]byte, any) error{"json": json.Unmarshal, "toml": toml.Unmarshal, "yaml": yaml.Unmarshal}
+	read := map[string]func([]byte, any) error{"json": json.Unmarshal, "toml": toml.Unmarshal, "yaml": yaml.Unmarshal, "xml": elements}
 	each(t, func(b block) {
 		for _, name := range regexp.MustCompile(`\bTest[A-Z]\w*`).FindAllString(b.not, -1) {
 			if !names[name] {
@@ -109,6 +113,20 @@ func TestBlocks(t *testing.T) {
 			t.Errorf("%s: nothing is known of %q", b, b.info)
 		}
 	})
+}
+
+// elements reads XML whose elements are closed. It sets what it is given to their number.
+func elements(text []byte, number any) error {
+	n := 0
+	for d := xml.NewDecoder(bytes.NewReader(text)); ; n++ {
+		if _, err := d.Token(); errors.Is(err, io.EOF) {
+			break
+		} else if err != nil {
+			return err
+		}
+	}
+	*number.(*any) = n
+	return nil
 }
 
 // testNames are those of all tests of the module.

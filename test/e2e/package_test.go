@@ -4,6 +4,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -43,7 +44,7 @@ func TestDebianPackage(t *testing.T) {
 			t.Errorf("%s is not in the package, as root's:\n%s", path, list)
 		}
 	}
-	for _, path := range append(commands(t, root), units...) {
+	for _, path := range slices.Concat(commands(t, root), units, hooks) {
 		if !strings.Contains(list, "./usr/"+path+"\n") {
 			t.Errorf("%s is not in the package:\n%s", path, list)
 		}
@@ -92,7 +93,10 @@ func TestDebianPackage(t *testing.T) {
 }
 
 // units are those of systemd, below /usr.
-var units = []string{"lib/systemd/system/tsugiki.service", "lib/systemd/system/tsugiki-offload.service", "lib/systemd/system/tsugiki-dpu-agent.service"}
+var units = []string{"lib/systemd/system/tsugiki.service", "lib/systemd/system/tsugiki-offload.service", "lib/systemd/system/tsugiki-dpu-agent.service", "lib/systemd/system/tsugiki-guest@.service"}
+
+// hooks are those of initramfs-tools, below /usr.
+var hooks = []string{"share/initramfs-tools/hooks/tsugiki", "share/initramfs-tools/scripts/init-premount/tsugiki"}
 
 // commands are the programs that users call, as they are installed.
 func commands(t *testing.T, root string) []string {

@@ -38,7 +38,7 @@ func TestPackages(t *testing.T) {
 	inRPM := strings.Fields(succeed(t, command(t, top.Host, "rpm", "-qpl", rpm)))
 	inTar := strings.Fields(succeed(t, command(t, top.Host, "tar", "-tzf", tarball)))
 	inDeb := succeed(t, command(t, top.Host, "dpkg-deb", "-c", deb))
-	for _, path := range append(slices.Concat(commands(t, root), units), "lib/tsugiki/tsugiki-gate", "lib/tsugiki/preload/$LIB/libtsugiki.so",
+	for _, path := range append(slices.Concat(commands(t, root), units, hooks), "lib/tsugiki/tsugiki-gate", "lib/tsugiki/preload/$LIB/libtsugiki.so",
 		"share/man/man1/tsugiki-runtime.1.gz", "share/man/man1/tsugiki-log.1.gz", "share/man/man1/tsugiki-setup.1.gz",
 		"share/doc/tsugiki/docs/RUNTIME.md", "share/doc/tsugiki/examples/graft-server.c") {
 		if !slices.Contains(inRPM, "/usr/"+path) || !slices.Contains(inTar, "./usr/"+path) || !strings.Contains(inDeb, " ./usr/"+path) {

@@ -1,6 +1,5 @@
 // Package vm has tests of virtual machines: a User-Mode Linux guest without a network card, whose
-// programs have sockets of a host in a namespace. The guest has busybox and tsugiki.
+// programs have sockets of a host in a namespace (internal/testkit/uml).
 //
-// The tests need root, Linux 5.15, x86-64, and the Debian packages user-mode-linux and
-// busybox-static. A boot takes two seconds.
+// The tests need what that package needs, and CGO_ENABLED=0: the guest runs the test's binary, too.
 package vm

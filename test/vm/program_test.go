@@ -3,12 +3,14 @@ package vm
 import (
 	"bytes"
 	"crypto/sha256"
+	"debug/elf"
 	"errors"
 	"fmt"
 	"io"
 	"net"
 	"net/netip"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"syscall"
@@ -17,13 +19,18 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/internal/testkit"
+	"github.com/tsugiki/tsugiki/internal/testkit/uml"
 )
 
 // The test's own binary is a program in the guest, too: Go's sockets do not block, and are in an epoll
 // before they connect.
 
-// programEnv has the remote's address, where the test's binary is to be that program.
-const programEnv = "TSUGIKI_VM_PROGRAM"
+// programEnv has the remote's address, where the test's binary is to be that program. With datagramsEnv, it
+// makes the checks of UDP alone.
+const (
+	programEnv   = "TSUGIKI_VM_PROGRAM"
+	datagramsEnv = "TSUGIKI_VM_DATAGRAMS"
+)
 
 // Ports of the remote.
 const (
@@ -34,14 +41,17 @@ const (
 // bulk is so many bytes that every window of the way is full for a while.
 const bulk = 8 << 20
 
+// check is a check of the guest's program.
+type check struct {
+	name string
+	run  func() error
+}
+
 // program makes each check of the guest's program, and prints its result.
 func program(remote string) int {
 	status := 0
 	at := func(port int) string { return net.JoinHostPort(remote, fmt.Sprint(port)) }
-	for _, check := range []struct {
-		name string
-		run  func() error
-	}{
+	checks := []check{
 		{"names", func() error { return names(at(echoPort)) }},
 		{"refused", func() error {
 			_, err := net.Dial("tcp", at(closedPort))
@@ -62,7 +72,12 @@ func program(remote string) int {
 			return errors.Join(errs...)
 		}},
 		{"server", serveEcho},
-	} {
+	}
+	datagrams := datagramChecks(at)
+	if os.Getenv(datagramsEnv) != "" {
+		checks = nil
+	}
+	for _, check := range append(datagrams, checks...) {
 		if err := check.run(); err != nil {
 			fmt.Printf("check %s: %v\n", check.name, err)
 			status = 1
@@ -215,16 +230,25 @@ func echoServer(t *testing.T, ns *testkit.Namespace, at netip.AddrPort) {
 	}()
 }
 
-// TestGoProgram has a static program in the guest whose sockets do not block.
+// TestGoProgram has a static program in the guest whose sockets do not block. The guest takes packets only from
+// where it has a route to (rp_filter), as Debian's systemd has it.
 func TestGoProgram(t *testing.T) {
 	top := testkit.Build(t, testkit.Options{})
 	echoServer(t, top.Remote, netip.AddrPortFrom(testkit.RemoteAddr4, echoPort))
-	g := boot(t, top.Host, programEnv+"="+testkit.RemoteAddr4.String()+" tsugiki guest run -- /bin/program; echo program says $?",
-		"-e", "0.0.0.0/0=0.0.0.0", "-i", "0.0.0.0:9000="+testkit.HostAddr4.String()+":9001")
+	answerDatagrams(t, top.Remote, netip.AddrPortFrom(testkit.RemoteAddr4, echoPort))
+	g := uml.Boot(t, top.Host, uml.Options{
+		Script: "echo 2 > /proc/sys/net/ipv4/conf/all/rp_filter\n" + programEnv + "=" + testkit.RemoteAddr4.String() + " tsugiki guest run -- /bin/program; echo program says $?",
+		Flags: []string{
+			"-e", "0.0.0.0/0=0.0.0.0", "-i", "0.0.0.0:9000=" + testkit.HostAddr4.String() + ":9001",
+			"-i", "0.0.0.0:9002=" + testkit.HostAddr4.String() + ":9003",
+		},
+		Files: map[string]string{"bin/program": self(t)},
+	})
+	expectDatagrams(t, g, top.Remote, netip.AddrPortFrom(testkit.HostAddr4, 9003))
 	for _, name := range []string{"names", "refused", "options", "bulk", "many"} {
-		g.expect("check " + name + ": ok")
+		g.Expect("check " + name + ": ok")
 	}
-	g.expect("listening at 0.0.0.0:9000")
+	g.Expect("listening at 0.0.0.0:9000")
 	for _, word := range []string{"hello", "end"} {
 		var c net.Conn
 		err := top.Remote.Do(func() (err error) {
@@ -241,11 +265,29 @@ func TestGoProgram(t *testing.T) {
 		if err != nil || string(b) != word {
 			t.Errorf("said %q, got %q, %v", word, b, err)
 		}
-		g.expect(fmt.Sprintf("client %s says %q to %s:9000", c.LocalAddr(), word, testkit.HostAddr4))
+		g.Expect(fmt.Sprintf("client %s says %q to %s:9000", c.LocalAddr(), word, testkit.HostAddr4))
 		c.Close()
 	}
-	g.expect("check server: ok")
-	g.expect("program says 0")
+	g.Expect("check server: ok")
+	g.Expect("program says 0")
+}
+
+// self is the test's binary, which has to need no libraries.
+func self(t *testing.T) string {
+	t.Helper()
+	path, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	f, err := elf.Open(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	if slices.ContainsFunc(f.Progs, func(p *elf.Prog) bool { return p.Type == elf.PT_INTERP }) {
+		t.Fatal("the test's binary is dynamic, and the guest does not have its libraries; set CGO_ENABLED=0")
+	}
+	return path
 }
 
 func init() {

@@ -1,4 +1,4 @@
-package notify
+package tracee
 
 import (
 	"unsafe"

@@ -1,0 +1,224 @@
+// Package vm attaches virtual machines to their containers. It makes the sockets at which a VMM gives its
+// guest's vsock connections, and serves one boot of the guest after another.
+//
+// It decides nothing about the guest's calls: package host has the container do so. It needs root, and Linux
+// 5.15.
+package vm
+
+import (
+	"errors"
+	"fmt"
+	"net"
+	"sync"
+	"sync/atomic"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/agent/container"
+	"github.com/tsugiki/tsugiki/internal/cputime"
+	"github.com/tsugiki/tsugiki/outsource/host"
+	"github.com/tsugiki/tsugiki/outsource/stream"
+	"github.com/tsugiki/tsugiki/outsource/vsock"
+)
+
+// nobody is the user whom unix sockets see of a guest whose VMM's user is not known.
+const nobody = 65534
+
+// Contexts has the AF_VSOCK sockets that all guests of a process share. Its zero value is ready.
+type Contexts struct {
+	mu      sync.Mutex // guards what follows
+	sockets *stream.Sockets
+}
+
+func (c *Contexts) get() (*stream.Sockets, error) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.sockets == nil {
+		s, err := stream.Listen()
+		if err != nil {
+			return nil, err
+		}
+		c.sockets = s
+	}
+	return c.sockets, nil
+}
+
+// Close ends the sockets.
+func (c *Contexts) Close() error {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	if c.sockets == nil {
+		return nil
+	}
+	return c.sockets.Close()
+}
+
+// Machine is a virtual machine that is attached to a container.
+type Machine struct {
+	place     Place
+	container *container.Container
+	counters  vsock.Counters
+	work      cputime.Meter
+	faults    atomic.Uint64
+	boots     atomic.Uint64
+
+	ended    chan struct{}     // closed by End
+	listener *net.UnixListener // for a device
+	guest    *stream.Guest     // for other kinds
+	vm       *host.VM          // of guest
+
+	mu     sync.Mutex // guards what follows
+	device *vsock.Device
+	over   bool
+	last   int // pid of the last VMM with hybrid vsock
+
+	vmm func(pid int) // is told the pid of a VMM that has connected, and 0 at its end
+}
+
+// Attach makes the sockets for a VMM. The container has begun. vmm, which may be nil, is told the pid of a VMM
+// that connects, and 0 when its device ends. On an error nothing is left.
+func Attach(c *container.Container, p Place, contexts *Contexts, vmm func(pid int)) (*Machine, error) {
+	m := &Machine{place: p, container: c, ended: make(chan struct{}), vmm: vmm}
+	config := stream.Config{Counters: &m.counters, Work: &m.work, VMM: m.seen, Log: c.Log()}
+	var err error
+	switch p.kind {
+	case device:
+		m.listener, err = stream.ListenUnix(p.path)
+	case hybrid:
+		var uid, gid int
+		if uid, gid, err = stream.Owner(p.path); err == nil {
+			m.guest, err = stream.Hybrid(p.path, config, m.handler(uid, gid))
+		}
+	case context:
+		var sockets *stream.Sockets
+		if sockets, err = contexts.get(); err == nil {
+			m.guest, err = sockets.Guest(uint32(p.cid), config, m.handler(nobody, nobody))
+		}
+	}
+	if err != nil {
+		return nil, fmt.Errorf("attach a virtual machine at %s: %w", p, err)
+	}
+	return m, nil
+}
+
+func (m *Machine) handler(uid, gid int) func(*stream.Guest) vsock.Handler {
+	return func(g *stream.Guest) vsock.Handler {
+		config := m.container.Guest(uid, gid)
+		config.Shared = true
+		m.vm = host.New(config, g)
+		return m.vm
+	}
+}
+
+// seen notes the VMM of a guest that opens a control stream.
+func (m *Machine) seen(pid int) {
+	m.mu.Lock()
+	was := m.last
+	m.last = pid
+	m.mu.Unlock()
+	if pid != was {
+		m.boots.Add(1)
+		if m.vmm != nil {
+			m.vmm(pid)
+		}
+	}
+}
+
+// Place is where the machine was attached.
+func (m *Machine) Place() Place { return m.place }
+
+// Work is the CPU time that this process has used to move the machine's bytes.
+func (m *Machine) Work() *cputime.Meter { return &m.work }
+
+// Counts returns the counters of its connections, how often a VMM has connected a device, and how often a
+// device ended because its guest or VMM has broken the rules.
+func (m *Machine) Counts() (c *vsock.Counters, boots, faults uint64) {
+	return &m.counters, m.boots.Load(), m.faults.Load()
+}
+
+// Serve serves the machine until End. An error says that it cannot go on.
+func (m *Machine) Serve() error {
+	if m.listener == nil {
+		<-m.ended
+		err := m.guest.Close()
+		m.vm.Close()
+		m.guest.Wait()
+		return err
+	}
+	for {
+		c, err := m.listener.AcceptUnix()
+		if errors.Is(err, net.ErrClosed) {
+			return nil
+		}
+		if err != nil {
+			return fmt.Errorf("accept a VMM: %w", err)
+		}
+		if err := m.serve(c); err != nil {
+			m.container.Log().Error("virtual machine has no sockets until it boots again", "err", err)
+		}
+	}
+}
+
+// serve serves a VMM's device until it ends.
+func (m *Machine) serve(c *net.UnixConn) error {
+	peer, err := credentials(c)
+	if err != nil {
+		c.Close()
+		return err
+	}
+	m.boots.Add(1)
+	if m.vmm != nil {
+		m.vmm(int(peer.Pid))
+		defer m.vmm(0)
+	}
+	var vm *host.VM
+	err = vsock.Serve(c, m.place.cid, func(d *vsock.Device) vsock.Handler {
+		d.Observe(&m.counters, &m.work)
+		m.mu.Lock()
+		defer m.mu.Unlock()
+		if m.device = d; m.over {
+			d.Close()
+		}
+		vm = host.New(m.container.Guest(int(peer.Uid), int(peer.Gid)), d)
+		return vm
+	})
+	if vm != nil {
+		vm.Close()
+	}
+	if errors.Is(err, vsock.ErrGuest) {
+		m.faults.Add(1)
+	}
+	return err
+}
+
+// credentials returns the process at the other end.
+func credentials(c *net.UnixConn) (peer *unix.Ucred, err error) {
+	raw, err := c.SyscallConn()
+	if err == nil {
+		cerr := raw.Control(func(fd uintptr) {
+			peer, err = unix.GetsockoptUcred(int(fd), unix.SOL_SOCKET, unix.SO_PEERCRED)
+		})
+		err = errors.Join(err, cerr)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("find the VMM's user: %w", err)
+	}
+	return peer, nil
+}
+
+// End makes Serve return, also while a VMM runs: its guest loses its sockets.
+func (m *Machine) End() {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.over {
+		return
+	}
+	m.over = true
+	close(m.ended)
+	if m.device != nil {
+		m.device.Close()
+	}
+	if m.listener != nil {
+		m.listener.Close()
+	}
+}

@@ -1,0 +1,279 @@
+package guest
+
+import (
+	"errors"
+	"fmt"
+	"log/slog"
+	"net/netip"
+	"os"
+	"sync"
+	"sync/atomic"
+	"syscall"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/netns"
+	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
+	"github.com/tsugiki/tsugiki/outsource/wire"
+)
+
+// # Datagrams
+//
+// UDP sockets of programs stay the guest's, and sends and receives are not trapped. What has no other
+// route leaves by a TUN device, as packets, and becomes frames for the host (package wire). The host sends
+// frames, which become packets of the device. So it has the datagrams of all programs in the guest.
+//
+// One supervisor of the guest has the device: the one that has the lock on deviceFile. The others wait for
+// the lock. The device, its addresses and its routes end with the supervisor's process, which first waits
+// until the last datagrams are with the host.
+//
+// connect(2) and bind(2) are trapped: the host says whether a rule covers the address. getsockname(2) of a
+// connected socket is, too: the host says which name the peer sees.
+
+const (
+	deviceFile = "/dev/net/tun"
+	deviceName = "tsugiki0"
+)
+
+// device has the guest's datagrams.
+type device struct {
+	file *os.File // the TUN device
+	raw  syscall.RawConn
+	own  []netip.Addr // of IPv4, and of IPv6 if there is one
+	log  *slog.Logger
+
+	flushed chan struct{} // has an entry when the sentinel of flush has come
+
+	mu     sync.Mutex // guards what follows
+	conn   *os.File   // to the host; nil: there is none
+	failed time.Time  // when the host did not answer
+}
+
+// holder has the device while this supervisor does.
+type holder struct {
+	device atomic.Pointer[device]
+}
+
+// serve opens the device, and carries datagrams while this process lives. If another supervisor has it, this
+// one waits for its turn.
+func (h *holder) serve(own []netip.Addr, log *slog.Logger) error {
+	if len(own) == 0 {
+		return nil
+	}
+	fd, err := unix.Open(deviceFile, unix.O_RDWR|unix.O_CLOEXEC|unix.O_NONBLOCK, 0)
+	if errors.Is(err, unix.ENOENT) || errors.Is(err, unix.ENODEV) {
+		return fmt.Errorf("open %s: %w; load the module tun", deviceFile, err)
+	}
+	if err != nil {
+		return fmt.Errorf("open %s: %w", deviceFile, err)
+	}
+	err = unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB)
+	if errors.Is(err, unix.EWOULDBLOCK) {
+		go func() {
+			err := unix.Flock(fd, unix.LOCK_EX)
+			for errors.Is(err, unix.EINTR) {
+				err = unix.Flock(fd, unix.LOCK_EX)
+			}
+			if err == nil {
+				err = h.carry(fd, own, log)
+			}
+			if err != nil {
+				log.Warn("UDP stays in the guest", "err", err)
+			}
+		}()
+		return nil
+	}
+	if err == nil {
+		err = h.carry(fd, own, log)
+	}
+	return err
+}
+
+// hasDevice tells whether some supervisor of the guest has the device.
+func hasDevice() bool {
+	_, err := os.Stat("/sys/class/net/" + deviceName)
+	return err == nil
+}
+
+// carry makes the device of an open file, and begins to carry datagrams. It owns the file.
+func (h *holder) carry(fd int, own []netip.Addr, log *slog.Logger) error {
+	if err := makeDevice(fd); err != nil {
+		unix.Close(fd)
+		return err
+	}
+	err := netns.RouteDatagrams(deviceName, deviceMTU, own)
+	if err != nil {
+		unix.Close(fd)
+		return err
+	}
+	d := &device{file: os.NewFile(uintptr(fd), deviceFile), own: own, log: log, flushed: make(chan struct{}, 1)}
+	if d.raw, err = d.file.SyscallConn(); err != nil {
+		d.file.Close()
+		return err
+	}
+	d.connect()
+	go d.carryOut()
+	h.device.Store(d)
+	return nil
+}
+
+// sentinel is an address that nobody has (of 192.0.0.0/24, RFC 6890). Datagrams to it go nowhere.
+var sentinel = netip.MustParseAddrPort("192.0.0.11:9")
+
+// flushPatience bounds how long the supervisor waits for the datagrams that a program has sent before it
+// ended.
+const flushPatience = time.Second
+
+// flush waits until what has left by the device is with the host: a datagram of our own comes behind it.
+func (h *holder) flush() {
+	d := h.device.Load()
+	if d == nil {
+		return
+	}
+	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
+	if err == nil {
+		defer unix.Close(fd)
+		if err = unix.BindToDevice(fd, deviceName); err == nil {
+			err = unix.Sendto(fd, nil, unix.MSG_DONTWAIT, sockaddr.Of(sentinel))
+		}
+	}
+	if err != nil {
+		d.log.Debug("the last datagrams may be lost", "err", err)
+		return
+	}
+	select {
+	case <-d.flushed:
+	case <-time.After(flushPatience):
+	}
+}
+
+// makeDevice makes a TUN device whose packets have a struct virtio_net_hdr.
+func makeDevice(fd int) error {
+	request, err := unix.NewIfreq(deviceName)
+	if err != nil {
+		return err
+	}
+	request.SetUint16(unix.IFF_TUN | unix.IFF_NO_PI | unix.IFF_VNET_HDR)
+	err = unix.IoctlIfreq(fd, unix.TUNSETIFF, request)
+	if errors.Is(err, unix.EPERM) {
+		return fmt.Errorf("make a TUN device: %w; the first tsugiki guest run needs CAP_NET_ADMIN", err)
+	}
+	const checksum = 1 // TUN_F_CSUM: packets come without their checksums
+	if err == nil {
+		err = unix.IoctlSetInt(fd, unix.TUNSETOFFLOAD, checksum)
+	}
+	if err != nil {
+		return fmt.Errorf("make a TUN device: %w", err)
+	}
+	return nil
+}
+
+// retryAfter is how long datagrams are lost when the host has not answered.
+const retryAfter = time.Second
+
+// connect returns the connection to the host, and makes it if there is none.
+func (d *device) connect() *os.File {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.conn != nil || time.Since(d.failed) < retryAfter {
+		return d.conn
+	}
+	fd, err := dial(wire.DatagramPort, helloPatience)
+	if err == nil {
+		err = unix.SetNonblock(fd, true)
+	}
+	if err != nil {
+		d.failed = time.Now()
+		d.log.Debug("datagrams are lost", "err", err)
+		return nil
+	}
+	d.conn = os.NewFile(uintptr(fd), "datagrams")
+	go d.carryIn(d.conn)
+	return d.conn
+}
+
+// drop ends a connection.
+func (d *device) drop(conn *os.File) {
+	conn.Close()
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.conn == conn {
+		d.conn = nil
+	}
+}
+
+// carryOut sends the host what leaves the guest.
+func (d *device) carryOut() {
+	packet := make([]byte, virtioSize+deviceMTU+1)
+	frames := make([]byte, 0, 256<<10)
+	const room = wire.DatagramMax + 64
+	var parts fragments
+	for {
+		frames = frames[:0]
+		last := false
+		var rerr error
+		err := d.raw.Read(func(fd uintptr) bool {
+			for cap(frames)-len(frames) >= room {
+				n, err := unix.Read(int(fd), packet)
+				if errors.Is(err, unix.EINTR) {
+					continue
+				}
+				if err != nil {
+					if !errors.Is(err, unix.EAGAIN) {
+						rerr = err
+					}
+					break
+				}
+				if m, is := parts.parse(packet[:n]); is && m.Peer == sentinel {
+					last = true
+				} else if is {
+					if frames, err = m.Append(frames); err != nil {
+						d.log.Debug("a datagram is dropped", "err", err)
+					}
+				}
+			}
+			return len(frames) > 0 || last || rerr != nil
+		})
+		if err = errors.Join(err, rerr); err != nil {
+			d.log.Error("datagrams stay in the guest", "err", err)
+			return
+		}
+		if conn := d.connect(); conn != nil && len(frames) > 0 {
+			if _, err := conn.Write(frames); err != nil {
+				d.drop(conn)
+			}
+		}
+		if last {
+			select {
+			case d.flushed <- struct{}{}:
+			default:
+			}
+		}
+	}
+}
+
+// carryIn gives the guest's kernel what the host sends, until the connection ends.
+func (d *device) carryIn(conn *os.File) {
+	defer d.drop(conn)
+	frames := wire.NewDatagramReader(conn)
+	head := make([]byte, 0, headMax)
+	for {
+		m, err := wire.ReadDatagram(frames)
+		if err != nil {
+			d.log.Debug("the host's datagrams have ended", "err", err)
+			return
+		}
+		head = build(head[:0], d.own, m)
+		if len(head) == 0 {
+			continue
+		}
+		err = d.raw.Write(func(fd uintptr) bool {
+			_, err = unix.Writev(int(fd), [][]byte{head, m.Bytes})
+			return true
+		})
+		if err != nil {
+			d.log.Debug("a datagram is lost", "err", err)
+		}
+	}
+}
