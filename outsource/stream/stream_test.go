@@ -216,7 +216,7 @@ func TestHostEnds(t *testing.T) {
 		t.Errorf("%v are left, %v", left, err)
 	}
 	testkit.Eventually(t, func() error {
-		if now := files(t); now > before+2*idlePipes {
+		if now := files(t); now > before {
 			return fmt.Errorf("%d files are open, and were %d", now, before)
 		}
 		return nil
