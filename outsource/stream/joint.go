@@ -22,16 +22,18 @@ type joint struct {
 	host   *os.File
 	socket vsock.Socket
 	piece  int
+	first  []byte // the guest gets these before those of host
 
 	mu    sync.Mutex // guards what follows
 	half  bool       // one side has ended what it sends
 	ended bool
 }
 
-// join joins a connection with a socket, which it owns. The place of the connection is left at its end.
-func (g *Guest) join(c conn, s vsock.Socket, piece int, dialed bool) {
+// join joins a connection with a socket, which it owns. The guest gets the greeting first. The place of the
+// connection is left at its end. join does not wait: a guest need not take a byte.
+func (g *Guest) join(c conn, s vsock.Socket, piece int, dialed bool, greeting []byte) {
 	g.Counters.Begin(dialed)
-	j := &joint{g: g, guest: c, socket: s, piece: piece}
+	j := &joint{g: g, guest: c, socket: s, piece: piece, first: greeting}
 	var err error
 	if j.host, err = fileOf(s.File); err != nil {
 		g.Log.Error("connection of a guest", "err", err)
@@ -120,6 +122,12 @@ func (j *joint) fromGuest() {
 }
 
 func (j *joint) toGuest() {
+	if len(j.first) > 0 {
+		if _, err := j.guest.Write(j.first); err != nil {
+			j.end(true)
+			return
+		}
+	}
 	err := j.move(j.guest, j.host, func(n int) { j.g.Counters.ToGuest.Add(uint64(n)) })
 	if err != nil {
 		j.end(true)

@@ -207,14 +207,8 @@ func (g *Guest) handleOf(c conn) (handle uint32, preamble []byte, err error) {
 // greeting first.
 func (g *Guest) offer(c conn, piece int, from, to uint32, greeting []byte) {
 	accept := func(s vsock.Socket) {
-		g.forget(c)
-		if len(greeting) > 0 {
-			// The socket is new, so it has room: this does not wait.
-			if _, err := c.Write(greeting); err != nil {
-				g.Log.Debug("guest has ended a connection", "err", err)
-			}
-		}
-		g.join(c, s, piece, false)
+		g.forget(c) // the joint is kept
+		g.join(c, s, piece, false, greeting)
 	}
 	g.handler.Request(vsock.NewRequest(vsock.Stream, from, to, accept, func() { g.refuse(c, piece) }))
 }
@@ -245,7 +239,7 @@ func (g *Guest) Dial(typ uint16, from, to uint32, s vsock.Socket, done func(erro
 		if s.Named != nil && port != from {
 			s.Named(port)
 		}
-		g.join(c, s, piece, true)
+		g.join(c, s, piece, true, nil)
 		done(nil)
 	}()
 }
