@@ -45,7 +45,7 @@ type attachment struct {
 	vmm atomic.Int64 // pid; 0: none is known
 }
 
-// bootClock is a clock that stands still once its VMM has ended: another VMM may be charged elsewhere.
+// bootClock is a clock that stops for good when its VMM ends: another VMM may be charged elsewhere.
 type bootClock struct {
 	accounts.Clock
 	mu    sync.Mutex // guards what follows
@@ -53,12 +53,12 @@ type bootClock struct {
 	last  time.Duration
 }
 
-// Elapsed implements accounts.Clock.
+// Elapsed implements accounts.Clock. After the end, the account forgets it (os.ErrProcessDone).
 func (c *bootClock) Elapsed() (time.Duration, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.ended {
-		return c.last, nil
+		return c.last, os.ErrProcessDone
 	}
 	now, err := c.Clock.Elapsed()
 	if err == nil {
