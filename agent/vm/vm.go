@@ -11,6 +11,7 @@ import (
 	"net"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -136,7 +137,10 @@ func (m *Machine) Counts() (c *vsock.Counters, boots, faults uint64) {
 	return &m.counters, m.boots.Load(), m.faults.Load()
 }
 
-// Serve serves the machine until End. An error says that it cannot go on.
+// acceptAgain is the pause after a VMM that could not be accepted.
+const acceptAgain = 100 * time.Millisecond
+
+// Serve serves the machine until End.
 func (m *Machine) Serve() error {
 	if m.listener == nil {
 		<-m.ended
@@ -150,8 +154,13 @@ func (m *Machine) Serve() error {
 		if errors.Is(err, net.ErrClosed) {
 			return nil
 		}
-		if err != nil {
-			return fmt.Errorf("accept a VMM: %w", err)
+		if err != nil { // there may be a file for it later
+			m.container.Log().Error("accept a VMM", "err", err)
+			select {
+			case <-time.After(acceptAgain):
+			case <-m.ended:
+			}
+			continue
 		}
 		if err := m.serve(c); err != nil {
 			m.container.Log().Error("virtual machine has no sockets until it boots again", "err", err)
