@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -17,6 +18,7 @@ import (
 
 	"github.com/tsugiki/tsugiki/agent/container"
 	"github.com/tsugiki/tsugiki/internal/cputime"
+	"github.com/tsugiki/tsugiki/internal/sys/pidfd"
 	"github.com/tsugiki/tsugiki/outsource/host"
 	"github.com/tsugiki/tsugiki/outsource/stream"
 	"github.com/tsugiki/tsugiki/outsource/vsock"
@@ -68,16 +70,19 @@ type Machine struct {
 	guest    *stream.Guest     // for other kinds
 	vm       *host.VM          // of guest
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards device and over
 	device *vsock.Device
 	over   bool
-	last   int // pid of the last VMM with hybrid vsock
+
+	telling sync.Mutex // held while vmm is told of hybrid vsock; guards last and process
+	last    int        // pid of the VMM; 0: there is none
+	process *os.File   // the same, to await its end; or nil
 
 	vmm func(pid int) // is told the pid of a VMM that has connected, and 0 at its end
 }
 
 // Attach makes the sockets for a VMM. The container has begun. vmm, which may be nil, is told the pid of a VMM
-// that connects, and 0 when its device ends. On an error nothing is left.
+// that connects, and 0 when its device, or with hybrid vsock its process, ends. On an error nothing is left.
 func Attach(c *container.Container, p Place, contexts *Contexts, vmm func(pid int)) (*Machine, error) {
 	m := &Machine{place: p, container: c, ended: make(chan struct{}), vmm: vmm}
 	config := stream.Config{Counters: &m.counters, Work: &m.work, VMM: m.seen, Log: c.Log()}
@@ -111,17 +116,52 @@ func (m *Machine) handler(uid, gid int) func(*stream.Guest) vsock.Handler {
 	}
 }
 
-// seen notes the VMM of a guest that opens a control stream.
+// seen notes the VMM of a guest that opens a control stream; 0: there is none any more.
 func (m *Machine) seen(pid int) {
-	m.mu.Lock()
-	was := m.last
-	m.last = pid
-	m.mu.Unlock()
-	if pid != was {
+	m.telling.Lock()
+	defer m.telling.Unlock()
+	select {
+	case <-m.ended: // a connection may come late
+		pid = 0
+	default:
+	}
+	if pid != m.last {
+		m.note(pid)
+	}
+}
+
+// note notes another VMM than the last. The caller holds telling.
+func (m *Machine) note(pid int) {
+	if m.process != nil {
+		m.process.Close()
+		m.process = nil
+	}
+	if pid != 0 {
 		m.boots.Add(1)
-		if m.vmm != nil {
-			m.vmm(pid)
+		process, err := pidfd.Open(pid)
+		switch {
+		case err == nil:
+			m.process = process
+			go m.awaitEnd(process)
+		case errors.Is(err, unix.ESRCH):
+			pid = 0
+		default:
+			m.container.Log().Warn("the end of a VMM will not be noted", "pid", pid, "err", err)
 		}
+	}
+	m.last = pid
+	if m.vmm != nil {
+		m.vmm(pid)
+	}
+}
+
+// awaitEnd notes the end of a VMM: another process may get its pid.
+func (m *Machine) awaitEnd(process *os.File) {
+	pidfd.Await(process)
+	m.telling.Lock()
+	defer m.telling.Unlock()
+	if m.process == process { // else note has closed it
+		m.note(0)
 	}
 }
 
@@ -144,6 +184,7 @@ const acceptAgain = 100 * time.Millisecond
 func (m *Machine) Serve() error {
 	if m.listener == nil {
 		<-m.ended
+		m.seen(0)
 		err := m.guest.Close()
 		m.vm.Close()
 		m.guest.Wait()

@@ -2,8 +2,10 @@ package vm
 
 import (
 	"log/slog"
+	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -70,5 +72,63 @@ func TestServeWithoutFiles(t *testing.T) {
 	m.End()
 	if err := <-served; err != nil {
 		t.Error(err)
+	}
+}
+
+// TestVMMEnds has VMMs with hybrid vsock that end. Their pids are not kept: other processes may get them.
+func TestVMMEnds(t *testing.T) {
+	pids := make(chan int, 1)
+	m := &Machine{ended: make(chan struct{}), vmm: func(pid int) { pids <- pid }}
+	told := func(want int) {
+		t.Helper()
+		select {
+		case pid := <-pids:
+			if pid != want {
+				t.Fatalf("told of %d, want %d", pid, want)
+			}
+		case <-time.After(testkit.Patience):
+			t.Fatalf("not told of %d", want)
+		}
+	}
+	start := func() (pid int, end func()) {
+		t.Helper()
+		cmd := exec.Command("cat")
+		in, err := cmd.StdinPipe()
+		if err == nil {
+			err = cmd.Start()
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		end = sync.OnceFunc(func() {
+			in.Close()
+			if err := cmd.Wait(); err != nil {
+				t.Error(err)
+			}
+		})
+		t.Cleanup(end)
+		return cmd.Process.Pid, end
+	}
+	first, end := start()
+	m.seen(first)
+	told(first)
+	m.seen(first) // another control stream
+	end()
+	told(0)
+	m.seen(first) // a connection that nobody had accepted yet
+	told(0)
+	second, end := start()
+	third, _ := start()
+	m.seen(second)
+	told(second)
+	m.seen(third)
+	told(third)
+	end() // nobody is told
+	m.End()
+	m.seen(0) // as Serve does
+	told(0)
+	m.seen(third)
+	if len(pids) > 0 || m.boots.Load() != 4 {
+		t.Errorf("told of %d, and %d boots", len(pids), m.boots.Load())
 	}
 }
