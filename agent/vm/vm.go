@@ -102,7 +102,7 @@ func Attach(c *container.Container, p Place, contexts *Contexts, vmm func(pid in
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("attach a virtual machine at %s: %w", p, err)
+		return nil, attachError(p, err)
 	}
 	return m, nil
 }

@@ -64,7 +64,7 @@ func TestServeWithoutFiles(t *testing.T) {
 				t.Errorf("log: %s", line)
 			}
 		case err := <-served:
-			t.Fatalf("the machine has ended: %v", err) //nolint:errorlint // it may be nil
+			t.Fatalf("the machine has ended: %v", err)
 		case <-time.After(testkit.Patience):
 			t.Fatal("the VMM is accepted without a file")
 		}
