@@ -61,6 +61,7 @@ type Daemon struct {
 
 	contexts     vm.Contexts
 	formerGuests []*record // of an earlier daemon, until attachGuests takes them
+	pending      pendingGuests
 
 	files  httpapi.FileLimit
 	failed chan error // has room for one

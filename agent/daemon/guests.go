@@ -9,7 +9,6 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -45,7 +44,7 @@ type attachment struct {
 	vmm atomic.Int64 // pid; 0: none is known
 }
 
-// bootClock is a clock that stands still once its VMM has ended: another VMM may be charged elsewhere.
+// bootClock is a clock that stops for good when its VMM ends: another VMM may be charged elsewhere.
 type bootClock struct {
 	accounts.Clock
 	mu    sync.Mutex // guards what follows
@@ -53,12 +52,12 @@ type bootClock struct {
 	last  time.Duration
 }
 
-// Elapsed implements accounts.Clock.
+// Elapsed implements accounts.Clock. After the end, the account forgets it (os.ErrProcessDone).
 func (c *bootClock) Elapsed() (time.Duration, error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	if c.ended {
-		return c.last, nil
+		return c.last, os.ErrProcessDone
 	}
 	now, err := c.Clock.Elapsed()
 	if err == nil {
@@ -136,6 +135,9 @@ func (d *Daemon) attachGuest(ctx context.Context, g api.Guest, configured bool) 
 		return nil, fmt.Errorf("%w: %w", rules.ErrRequest, err)
 	}
 	if err := haveResolvers(given.Translation); err != nil {
+		return nil, err
+	}
+	if err := place.Check(); err != nil { // before all the work
 		return nil, err
 	}
 	m, err := d.registerGuest(ctx, g, given, configured)
@@ -296,48 +298,10 @@ func (d *Daemon) forgetFormer(r *record) error {
 func (d *Daemon) attachGuests() {
 	for _, r := range d.formerGuests {
 		given := r.rules()
-		d.attachPatiently(api.Guest{Name: r.Name, VSock: r.VSock, Rules: &given}, r)
+		d.attachPatiently(&pendingGuest{guest: api.Guest{Name: r.Name, VSock: r.VSock, Rules: &given}, former: r})
 	}
 	d.formerGuests = nil
 	d.followConfig(d.config.Load())
-}
-
-// attachAgain is the pause before a guest that could not be attached is tried again.
-const attachAgain = time.Second
-
-// attachPatiently attaches a guest. If that fails, it is tried again: a connection of a killed daemon may
-// have a port for a minute, and the VMM's folder may come later. former is its record; nil: the
-// configuration has the guest, and may take it away.
-func (d *Daemon) attachPatiently(g api.Guest, former *record) {
-	attach := func() error {
-		_, err := d.attachGuest(context.Background(), g, former == nil)
-		if err != nil && former != nil {
-			err = errors.Join(err, d.store.put(former)) // for the next daemon
-		}
-		return err
-	}
-	err := attach()
-	if err == nil {
-		return
-	}
-	d.log.Error("virtual machine is not attached; it is tried again", "container", g.Name, "err", err)
-	go func() {
-		for {
-			select {
-			case <-time.After(attachAgain):
-			case <-d.closing:
-				return
-			}
-			if d.find(g.Name) != nil || former == nil && !slices.ContainsFunc(d.config.Load().Guests, func(c config.Guest) bool {
-				return c.Name == g.Name && c.VSock == g.VSock
-			}) {
-				return
-			}
-			if attach() == nil {
-				return
-			}
-		}
-	}()
 }
 
 // followConfig attaches the guests that are new in a configuration, and removes those that are gone.
@@ -346,6 +310,7 @@ func (d *Daemon) followConfig(cfg *config.Config) {
 	for _, g := range cfg.Guests {
 		wanted[g.Name] = g.VSock
 	}
+	d.pending.cancelConfigured()
 	for _, m := range d.all() {
 		if m.Configured && wanted[m.Name] != m.VSock {
 			if err := d.remove(m, "virtual machine is not in the configuration any more"); err != nil {
@@ -357,7 +322,7 @@ func (d *Daemon) followConfig(cfg *config.Config) {
 		if m := d.find(g.Name); m != nil && m.Configured {
 			continue
 		}
-		d.attachPatiently(api.Guest{Name: g.Name, VSock: g.VSock}, nil)
+		d.attachPatiently(&pendingGuest{guest: api.Guest{Name: g.Name, VSock: g.VSock}})
 	}
 }
 
@@ -379,7 +344,9 @@ func (d *Daemon) handleAttach(w http.ResponseWriter, r *http.Request) {
 	}
 	var m *managed
 	if err == nil {
-		m, err = d.attachGuest(r.Context(), g, false)
+		if m, err = d.attachGuest(r.Context(), g, false); err == nil {
+			d.pending.cancel(g.Name) // it has taken that one's place
+		}
 	}
 	if err != nil {
 		httpapi.Refuse(w, err)

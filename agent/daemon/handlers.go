@@ -134,6 +134,14 @@ func (d *Daemon) handleShow(w http.ResponseWriter, r *http.Request) {
 
 func (d *Daemon) handleRemove(w http.ResponseWriter, r *http.Request) {
 	name, id := r.PathValue("container"), r.URL.Query().Get("id")
+	if was, err := d.removePending(name, id); was {
+		if err != nil {
+			httpapi.Refuse(w, err)
+			return
+		}
+		httpapi.AnswerStatus(w, http.StatusNoContent)
+		return
+	}
 	// Another container may have the name by now.
 	err := httpapi.ErrNoContainer
 	if m := d.find(name); m != nil && (id == "" || id == m.ID) && (m.isGuest() || !isAbout(r)) {

@@ -7,6 +7,8 @@ import (
 	"strings"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/outsource/stream"
 )
 
 // kind is how a VMM gives the host the vsock connections of its guest.
@@ -64,6 +66,21 @@ func Parse(text string, cid uint64) (Place, error) {
 
 // Path is the path of the place's unix socket; empty for a context id.
 func (p Place) Path() string { return p.path }
+
+// Check says why no machine can be attached at the place now, as far as that is known beforehand.
+func (p Place) Check() error {
+	if p.path == "" {
+		return nil
+	}
+	if _, _, err := stream.Owner(p.path); err != nil {
+		return attachError(p, err)
+	}
+	return nil
+}
+
+func attachError(p Place, err error) error {
+	return fmt.Errorf("attach a virtual machine at %s: %w", p, err)
+}
 
 // String is the text of which Parse makes the place, without the context id of a device.
 func (p Place) String() string {

@@ -9,13 +9,16 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"os"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/agent/container"
 	"github.com/tsugiki/tsugiki/internal/cputime"
+	"github.com/tsugiki/tsugiki/internal/sys/pidfd"
 	"github.com/tsugiki/tsugiki/outsource/host"
 	"github.com/tsugiki/tsugiki/outsource/stream"
 	"github.com/tsugiki/tsugiki/outsource/vsock"
@@ -67,16 +70,19 @@ type Machine struct {
 	guest    *stream.Guest     // for other kinds
 	vm       *host.VM          // of guest
 
-	mu     sync.Mutex // guards what follows
+	mu     sync.Mutex // guards device and over
 	device *vsock.Device
 	over   bool
-	last   int // pid of the last VMM with hybrid vsock
+
+	telling sync.Mutex // held while vmm is told of hybrid vsock; guards last and process
+	last    int        // pid of the VMM; 0: there is none
+	process *os.File   // the same, to await its end; or nil
 
 	vmm func(pid int) // is told the pid of a VMM that has connected, and 0 at its end
 }
 
 // Attach makes the sockets for a VMM. The container has begun. vmm, which may be nil, is told the pid of a VMM
-// that connects, and 0 when its device ends. On an error nothing is left.
+// that connects, and 0 when its device, or with hybrid vsock its process, ends. On an error nothing is left.
 func Attach(c *container.Container, p Place, contexts *Contexts, vmm func(pid int)) (*Machine, error) {
 	m := &Machine{place: p, container: c, ended: make(chan struct{}), vmm: vmm}
 	config := stream.Config{Counters: &m.counters, Work: &m.work, VMM: m.seen, Log: c.Log()}
@@ -96,7 +102,7 @@ func Attach(c *container.Container, p Place, contexts *Contexts, vmm func(pid in
 		}
 	}
 	if err != nil {
-		return nil, fmt.Errorf("attach a virtual machine at %s: %w", p, err)
+		return nil, attachError(p, err)
 	}
 	return m, nil
 }
@@ -110,17 +116,52 @@ func (m *Machine) handler(uid, gid int) func(*stream.Guest) vsock.Handler {
 	}
 }
 
-// seen notes the VMM of a guest that opens a control stream.
+// seen notes the VMM of a guest that opens a control stream; 0: there is none any more.
 func (m *Machine) seen(pid int) {
-	m.mu.Lock()
-	was := m.last
-	m.last = pid
-	m.mu.Unlock()
-	if pid != was {
+	m.telling.Lock()
+	defer m.telling.Unlock()
+	select {
+	case <-m.ended: // a connection may come late
+		pid = 0
+	default:
+	}
+	if pid != m.last {
+		m.note(pid)
+	}
+}
+
+// note notes another VMM than the last. The caller holds telling.
+func (m *Machine) note(pid int) {
+	if m.process != nil {
+		m.process.Close()
+		m.process = nil
+	}
+	if pid != 0 {
 		m.boots.Add(1)
-		if m.vmm != nil {
-			m.vmm(pid)
+		process, err := pidfd.Open(pid)
+		switch {
+		case err == nil:
+			m.process = process
+			go m.awaitEnd(process)
+		case errors.Is(err, unix.ESRCH):
+			pid = 0
+		default:
+			m.container.Log().Warn("the end of a VMM will not be noted", "pid", pid, "err", err)
 		}
+	}
+	m.last = pid
+	if m.vmm != nil {
+		m.vmm(pid)
+	}
+}
+
+// awaitEnd notes the end of a VMM: another process may get its pid.
+func (m *Machine) awaitEnd(process *os.File) {
+	pidfd.Await(process)
+	m.telling.Lock()
+	defer m.telling.Unlock()
+	if m.process == process { // else note has closed it
+		m.note(0)
 	}
 }
 
@@ -136,10 +177,14 @@ func (m *Machine) Counts() (c *vsock.Counters, boots, faults uint64) {
 	return &m.counters, m.boots.Load(), m.faults.Load()
 }
 
-// Serve serves the machine until End. An error says that it cannot go on.
+// acceptAgain is the pause after a VMM that could not be accepted.
+const acceptAgain = 100 * time.Millisecond
+
+// Serve serves the machine until End.
 func (m *Machine) Serve() error {
 	if m.listener == nil {
 		<-m.ended
+		m.seen(0)
 		err := m.guest.Close()
 		m.vm.Close()
 		m.guest.Wait()
@@ -150,8 +195,13 @@ func (m *Machine) Serve() error {
 		if errors.Is(err, net.ErrClosed) {
 			return nil
 		}
-		if err != nil {
-			return fmt.Errorf("accept a VMM: %w", err)
+		if err != nil { // there may be a file for it later
+			m.container.Log().Error("accept a VMM", "err", err)
+			select {
+			case <-time.After(acceptAgain):
+			case <-m.ended:
+			}
+			continue
 		}
 		if err := m.serve(c); err != nil {
 			m.container.Log().Error("virtual machine has no sockets until it boots again", "err", err)

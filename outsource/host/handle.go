@@ -118,7 +118,9 @@ func (h *handle) remove() {
 	}
 	h.vm.mu.Lock()
 	delete(h.vm.handles, h.id)
-	delete(h.vm.aliases, h.alias)
+	if h.vm.aliases[h.alias] == h.id { // a later connection may have the port by now
+		delete(h.vm.aliases, h.alias)
+	}
 	h.vm.mu.Unlock()
 	if h.stream != nil {
 		h.stream.forget(h.id)

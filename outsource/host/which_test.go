@@ -73,3 +73,29 @@ func TestWhich(t *testing.T) {
 	unix.Close(s.File)
 	s.Ended()
 }
+
+// TestAliasOfALaterHandle has the VMM give a port again before the former connection's handle is removed. The
+// name is the later one's.
+func TestAliasOfALaterHandle(t *testing.T) {
+	r := newRig(t)
+	name := alias{listener: 1, port: namedPort}
+	var both [2]*handle
+	for i := range both {
+		sock, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if both[i], err = r.vm.add(sock, nil); err != nil {
+			t.Fatal(err)
+		}
+		both[i].nameIt(name)
+	}
+	both[0].remove()
+	if id, err := r.vm.which(name); id != both[1].id || err != nil {
+		t.Errorf("handle %d, %v, want %d", id, err, both[1].id)
+	}
+	both[1].remove()
+	if id, err := r.vm.which(name); err == nil {
+		t.Errorf("handle %d of a connection that has ended", id)
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"math/rand/v2"
 	"os"
 	"sync"
 	"time"
@@ -49,6 +50,22 @@ func bind(local, port uint32) (int, error) {
 		return -1, fmt.Errorf("make a vsock socket: %w", err)
 	}
 	return sock, nil
+}
+
+// bindTries is how many ports bindAny tries.
+const bindTries = 16
+
+// bindAny makes a socket with a port that no other one has: the kernel gives a port of a context to one socket
+// at a time, whatever its peer is. The port is no data port, which the guest would take for a handle's. The
+// kernel's own choice (VMADDR_PORT_ANY) counts upwards, and may be among the data ports for 2^24 sockets.
+func bindAny(local uint32) (sock int, port uint32, err error) {
+	for range bindTries {
+		port = min(1<<31|rand.Uint32(), unix.VMADDR_PORT_ANY-1)
+		if sock, err = bind(local, port); !errors.Is(err, unix.EADDRINUSE) {
+			break
+		}
+	}
+	return sock, port, err
 }
 
 // Listen listens for guests.
@@ -142,9 +159,9 @@ type toContext struct {
 	cid     uint32
 }
 
-// dial implements transport. The guest sees the port of the host.
-func (t *toContext) dial(ctx context.Context, from, to uint32) (conn, uint32, error) {
-	sock, err := bind(t.sockets.local, from)
+// dial implements transport.
+func (t *toContext) dial(ctx context.Context, to uint32) (conn, uint32, error) {
+	sock, port, err := bindAny(t.sockets.local)
 	if err != nil {
 		return nil, 0, dialError(err)
 	}
@@ -161,7 +178,7 @@ func (t *toContext) dial(ctx context.Context, from, to uint32) (conn, uint32, er
 		f.Close()
 		return nil, 0, dialError(err)
 	}
-	return f, from, nil
+	return f, port, nil
 }
 
 // connected waits for the end of a connect.

@@ -103,21 +103,32 @@ func TestVsockDial(t *testing.T) {
 		t.Errorf("nobody listens: %v", err)
 	}
 	sock := guestSocket(t, wire.DataPort(8))
-	if err := unix.Listen(sock, 1); err != nil {
+	if err := unix.Listen(sock, 2); err != nil {
 		t.Fatal(err)
 	}
-	if err := r.dial(wire.DataPort(8), s); err != nil {
-		t.Fatal(err)
+	// Two at once, as two guests have them, whose handles have the same numbers.
+	other, otherPeer := tcp(t)
+	ends := map[uint32]vsockConn{}
+	var ports [2]uint32
+	for i, s := range []vsock.Socket{s, other} {
+		s.Named = func(port uint32) { ports[i] = port }
+		if err := r.dial(wire.DataPort(8), s); err != nil {
+			t.Fatal(err)
+		}
+		c, from, err := unix.Accept(sock)
+		if err != nil {
+			t.Fatal(err)
+		}
+		vm, is := from.(*unix.SockaddrVM)
+		if !is || vm.Port != ports[i] || vm.Port&^wire.HandleMax == wire.DataPort(0) {
+			t.Fatalf("the guest sees %+v, and the host port %d", from, ports[i])
+		}
+		ends[vm.Port] = vsockConn{os.NewFile(uintptr(c), "guest")}
 	}
-	c, from, err := unix.Accept(sock)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if vm, is := from.(*unix.SockaddrVM); !is || vm.Port != wire.DataPort(9) {
-		t.Errorf("the guest sees %+v", from)
-	}
-	if err := exchange(vsockConn{os.NewFile(uintptr(c), "guest")}, peer, 1<<20); err != nil {
-		t.Error(err)
+	for i, peer := range []*net.TCPConn{peer, otherPeer} {
+		if err := exchange(ends[ports[i]], peer, 1<<20); err != nil {
+			t.Error(err)
+		}
 	}
 	r.closed()
 }

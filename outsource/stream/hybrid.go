@@ -143,7 +143,7 @@ func (g *Guest) acceptUnix(l *net.UnixListener, port uint32) {
 }
 
 // dial implements transport.
-func (h *hybrid) dial(ctx context.Context, _, to uint32) (conn, uint32, error) {
+func (h *hybrid) dial(ctx context.Context, to uint32) (conn, uint32, error) {
 	var d net.Dialer
 	c, err := d.DialContext(ctx, "unix", h.path)
 	if err != nil {

@@ -22,16 +22,18 @@ type joint struct {
 	host   *os.File
 	socket vsock.Socket
 	piece  int
+	first  []byte // the guest gets these before those of host
 
 	mu    sync.Mutex // guards what follows
 	half  bool       // one side has ended what it sends
 	ended bool
 }
 
-// join joins a connection with a socket, which it owns. The place of the connection is left at its end.
-func (g *Guest) join(c conn, s vsock.Socket, piece int, dialed bool) {
+// join joins a connection with a socket, which it owns. The guest gets the greeting first. The place of the
+// connection is left at its end. join does not wait: a guest need not take a byte.
+func (g *Guest) join(c conn, s vsock.Socket, piece int, dialed bool, greeting []byte) {
 	g.Counters.Begin(dialed)
-	j := &joint{g: g, guest: c, socket: s, piece: piece}
+	j := &joint{g: g, guest: c, socket: s, piece: piece, first: greeting}
 	var err error
 	if j.host, err = fileOf(s.File); err != nil {
 		g.Log.Error("connection of a guest", "err", err)
@@ -120,6 +122,12 @@ func (j *joint) fromGuest() {
 }
 
 func (j *joint) toGuest() {
+	if len(j.first) > 0 {
+		if _, err := j.guest.Write(j.first); err != nil {
+			j.end(true)
+			return
+		}
+	}
 	err := j.move(j.guest, j.host, func(n int) { j.g.Counters.ToGuest.Add(uint64(n)) })
 	if err != nil {
 		j.end(true)
@@ -179,6 +187,9 @@ func (j *joint) fill(in syscall.RawConn) (p *pipe, n int, err error) {
 			}
 		}
 		n, err = j.splice(int(fd), p.write, j.piece)
+		if n == 0 && (err == nil || errors.Is(err, unix.EAGAIN)) {
+			n, err = j.stepOver(int(fd), p.write)
+		}
 		if errors.Is(err, unix.EAGAIN) { // it waits, and needs no pipe
 			pipes.give(p)
 			p, n, err = nil, 0, nil
@@ -212,13 +223,33 @@ func (j *joint) drain(out syscall.RawConn, p *pipe, n int) (err error) {
 // splice moves up to n bytes without waiting.
 func (j *joint) splice(from, to, n int) (moved int, err error) {
 	j.g.Work.Do(func() {
-		for {
-			var k int64
-			k, err = unix.Splice(from, nil, to, nil, n, unix.SPLICE_F_NONBLOCK|unix.SPLICE_F_MOVE)
-			moved = int(k)
-			if !errors.Is(err, unix.EINTR) {
-				return
-			}
+		moved, err = ignoringEINTR(func() (int, error) {
+			k, err := unix.Splice(from, nil, to, nil, n, unix.SPLICE_F_NONBLOCK|unix.SPLICE_F_MOVE)
+			return int(k), err
+		})
+	})
+	return max(moved, 0), err
+}
+
+// ignoringEINTR repeats a call that a signal has interrupted.
+func ignoringEINTR(call func() (int, error)) (n int, err error) {
+	for {
+		if n, err = call(); !errors.Is(err, unix.EINTR) {
+			return n, err
+		}
+	}
+}
+
+// stepMax is how many bytes stepOver moves, which every empty pipe has room for.
+const stepMax = 512
+
+// stepOver moves bytes where splice(2) has none. splice(2) never goes beyond the mark of an urgent byte
+// (MSG_OOB, tcp(7)): it says EAGAIN there, and 0 once the peer has ended. read(2) steps over the mark.
+func (j *joint) stepOver(from, pipe int) (moved int, err error) {
+	j.g.Work.Do(func() {
+		var b [stepMax]byte
+		if moved, err = ignoringEINTR(func() (int, error) { return unix.Read(from, b[:]) }); moved > 0 {
+			moved, err = unix.Write(pipe, b[:moved]) // it has room for all
 		}
 	})
 	return max(moved, 0), err

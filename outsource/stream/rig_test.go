@@ -194,12 +194,14 @@ func (r *rig) dial(to uint32, s vsock.Socket) error {
 	}
 }
 
-// files is the number of files that this process has open.
+// files is the number of files that this process has open, but for idle pipes.
 func files(t testing.TB) int {
 	t.Helper()
 	open, err := testkit.OpenFiles(os.Getpid())
 	if err != nil {
 		t.Fatal(err)
 	}
-	return len(open)
+	pipes.mu.Lock()
+	defer pipes.mu.Unlock()
+	return len(open) - 2*len(pipes.idle)
 }

@@ -12,8 +12,9 @@
 // sends the preamble back when the handle's socket is connected, and ends the connection if that fails. So
 // the guest waits for it. Then the bytes are the program's.
 //
-// A connection that the host opens has no preamble. With AF_VSOCK it comes from the port that the caller
-// says. In hybrid vsock the VMM chooses that port, and says so: Socket.Named gets it.
+// A connection that the host opens has no preamble. It does not come from the port that the caller says: in
+// hybrid vsock the VMM chooses that port, and with AF_VSOCK all guests share the host's ports, so it is a free
+// one. Socket.Named gets it.
 //
 // A joint (joint.go) has a goroutine for each direction. An end of one side becomes an end of the other
 // side's direction. A fault of either side resets the host's socket. Neither unix sockets nor AF_VSOCK can
@@ -68,9 +69,8 @@ type conn interface {
 
 // transport opens connections to a guest.
 type transport interface {
-	// dial connects from a port of the host to one of the guest. It returns the port of the host that the
-	// guest sees.
-	dial(ctx context.Context, from, to uint32) (c conn, port uint32, err error)
+	// dial connects to a port of the guest. It returns the port of the host that the guest sees.
+	dial(ctx context.Context, to uint32) (c conn, port uint32, err error)
 	// close ends what listens for the guest.
 	close() error
 }
@@ -207,14 +207,8 @@ func (g *Guest) handleOf(c conn) (handle uint32, preamble []byte, err error) {
 // greeting first.
 func (g *Guest) offer(c conn, piece int, from, to uint32, greeting []byte) {
 	accept := func(s vsock.Socket) {
-		g.forget(c)
-		if len(greeting) > 0 {
-			// The socket is new, so it has room: this does not wait.
-			if _, err := c.Write(greeting); err != nil {
-				g.Log.Debug("guest has ended a connection", "err", err)
-			}
-		}
-		g.join(c, s, piece, false)
+		g.forget(c) // the joint is kept
+		g.join(c, s, piece, false, greeting)
 	}
 	g.handler.Request(vsock.NewRequest(vsock.Stream, from, to, accept, func() { g.refuse(c, piece) }))
 }
@@ -233,7 +227,7 @@ func (g *Guest) Dial(typ uint16, from, to uint32, s vsock.Socket, done func(erro
 	go func() {
 		ctx, cancel := context.WithTimeout(g.ctx, dialPatience)
 		defer cancel()
-		c, port, err := g.transport.dial(ctx, from, to)
+		c, port, err := g.transport.dial(ctx, to)
 		if err != nil {
 			g.leave(piece)
 			if g.ctx.Err() != nil {
@@ -245,7 +239,7 @@ func (g *Guest) Dial(typ uint16, from, to uint32, s vsock.Socket, done func(erro
 		if s.Named != nil && port != from {
 			s.Named(port)
 		}
-		g.join(c, s, piece, true)
+		g.join(c, s, piece, true, nil)
 		done(nil)
 	}()
 }
@@ -283,7 +277,7 @@ func dialError(err error) error {
 	switch {
 	case errors.Is(err, unix.ENOENT), errors.Is(err, unix.ENODEV), errors.Is(err, unix.ENETUNREACH):
 		return fmt.Errorf("%w: %w", vsock.ErrGone, err)
-	case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOBUFS):
+	case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.EADDRINUSE):
 		return fmt.Errorf("%w: %w", vsock.ErrMany, err)
 	}
 	return fmt.Errorf("%w: %w", vsock.ErrRefused, err)

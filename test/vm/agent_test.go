@@ -213,6 +213,51 @@ func (n *node) shows(t *testing.T) {
 	}
 }
 
+// TestFolderComesLater has the folder of a guest's VMM not be there when the agent starts. The guest is attached
+// once it is; unless it is removed before.
+func TestFolderComesLater(t *testing.T) {
+	n := newNode(t, nil)
+	dir, away := n.path("folder"), n.path("away")
+	if err := os.Mkdir(dir, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	vm := api.Guest{Name: "vm", VSock: "hybrid:" + filepath.Join(dir, "v"), Rules: &api.Rules{Egress: []string{"0.0.0.0/0=0.0.0.0"}}}
+	if err := n.Do(http.MethodPost, "/v1/guests", vm, nil); err != nil {
+		t.Fatal(err)
+	}
+	move := func(from, to string) {
+		t.Helper()
+		if err := os.Rename(from, to); err != nil {
+			t.Fatal(err)
+		}
+	}
+	startWithout := func() {
+		t.Helper()
+		n.end(unix.SIGTERM)
+		move(dir, away)
+		n.start(t)
+		if got := n.guests(t); len(got) > 0 {
+			t.Fatalf("guests %v", got)
+		}
+	}
+	startWithout()
+	move(away, dir)
+	awaitSockets(t, filepath.Join(dir, "v"))
+	if got := n.guests(t); !slices.Equal(got, []string{"vm"}) {
+		t.Fatalf("guests %v", got)
+	}
+	startWithout()
+	if err := n.Do(http.MethodDelete, "/v1/guests/vm", nil, nil); err != nil {
+		t.Error(err)
+	}
+	move(away, dir)
+	n.end(unix.SIGTERM)
+	n.start(t)
+	if got := n.guests(t); len(got) > 0 {
+		t.Errorf("guests %v", got)
+	}
+}
+
 // pooled is how many sockets of a guest, that nobody has used, the agent may keep.
 const pooled = 96
 
