@@ -89,7 +89,7 @@ struct container {
 	/* The priority of its packets on a loopback device, by which receivers know whose they are,
 	 * see sources.h; 0: it has no programs yet. */
 	__u32 mark;
-	__u32 sourced; /* an ingress rule has, or has had, sources: see sources.h */
+	__u32 sourced; /* sources of ingress rules are looked up: see sources.h */
 	/* Ports at which the supervisor relays connections, see standin.h; 0: none. */
 	__u16 relayed[RELAYED_PORTS_MAX];
 	struct nat64 nat64;

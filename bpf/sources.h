@@ -17,7 +17,7 @@
  * The container's own programs, and those of its pod, are always let in.
  *
  * What is judged is a SYN, or a datagram for a socket that is not connected. Where no rule
- * of the container has had sources, nothing is looked up.
+ * of the container has had sources, or was withdrawn by a grant, nothing is looked up.
  */
 #ifndef TSUGIKI_SOURCES_H
 #define TSUGIKI_SOURCES_H

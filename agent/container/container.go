@@ -67,6 +67,7 @@ type Spec struct {
 	// Annotated says that the rules come from a container's annotations. The author of annotations
 	// may also write in the folders of the container's unix endpoints.
 	Annotated bool
+	Granted   bool          // by a grant; then servers whose rule is withdrawn take nobody
 	User      *launch.User  // nil: who we are
 	Ports     *ports.Holder // of the host
 	Log       *slog.Logger

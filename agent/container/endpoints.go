@@ -217,7 +217,12 @@ func (c *Container) change(t *policy.Table, steps ...func(*policy.Table) error) 
 	return nil
 }
 
-func (c *Container) updateKernel(t *policy.Table) error { return c.enforced.Update(t, c.netnsOf) }
+func (c *Container) updateKernel(t *policy.Table) error {
+	if c.spec.Granted && len(t.IngressRules()) < len(*c.ingress.Load()) {
+		c.enforced.LookUpSources()
+	}
+	return c.enforced.Update(t, c.netnsOf)
+}
 
 // updateGates does not fail if a gate does not answer. Until that gate goes on, none of its trapped
 // calls is answered, and when it goes on, it finds the new rules. Its shims may still decide by the

@@ -41,7 +41,7 @@ func (d *Daemon) newManaged(id identity, given rules.Rules) *managed {
 	spec := container.Spec{
 		Name: id.Name, RunDir: d.runDir, LoopbackOnly: id.LoopbackOnly, Programs: id.Programs, Outlives: id.VSock == "",
 		Mark:  "-" + id.Token[:8], // other daemons may have the same names
-		Rules: given, Annotated: id.Annotated, Ports: d.ports.Holder(id.Name), Log: d.log,
+		Rules: given, Annotated: id.Annotated, Granted: d.grants != nil && id.Pod != nil, Ports: d.ports.Holder(id.Name), Log: d.log,
 		Decisions: slog.New(m.tracer.handler(d.log.Handler())).With("container", id.Name),
 	}
 	if id.UID != 0 || id.GID != 0 {

@@ -6,14 +6,18 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"os"
 	"slices"
 	"strings"
 	"syscall"
+	"time"
 
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 	"github.com/tsugiki/tsugiki/kube/kubetest"
 	"github.com/tsugiki/tsugiki/kube/node"
@@ -148,20 +152,58 @@ func (c *cluster) condition(app string, status corev1.ConditionStatus, message s
 }
 
 // unserved waits until the Service of the web servers has nobody behind it: kube-proxy refuses
-// connections then.
+// connections then. One that was led to a server before waits there, as the server does not hear.
 func (c *cluster) unserved() {
 	c.t.Helper()
-	web := c.service("web")
+	web := net.JoinHostPort(c.service("web"), "80")
 	testkit.Eventually(c.t, func() error {
-		if body, err := get(c.Remote, "http://"+web+"/"); !errors.Is(err, syscall.ECONNREFUSED) {
-			return errors.Join(fmt.Errorf("without a rule, the Service answers %q, and does not refuse", body), err)
+		err := c.Remote.Do(func() error {
+			conn, err := net.DialTimeout("tcp4", web, time.Second)
+			if err == nil {
+				conn.Close()
+			}
+			return err
+		})
+		if !errors.Is(err, syscall.ECONNREFUSED) {
+			return errors.Join(errors.New("without a rule, the Service does not refuse"), err)
 		}
 		return nil
 	})
 }
 
-// testDeleted deletes resources that pods use. Their connections go on, they make no new ones, and
-// Services lead to them no more.
+// unheard fails the test if a server of the node answers the remote. Nothing comes back from one
+// that does not hear; by then a connection of the same link has carried something there and back.
+func (c *cluster) unheard(l *lasting, servers []string) {
+	c.t.Helper()
+	begun := map[string]int{}
+	if err := c.Remote.Do(func() error {
+		for _, at := range servers {
+			s, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC, 0)
+			if err != nil {
+				return err
+			}
+			c.t.Cleanup(func() { unix.Close(s) })
+			if err := unix.Connect(s, sockaddr.Of(netip.MustParseAddrPort(at))); !errors.Is(err, unix.EINPROGRESS) {
+				return fmt.Errorf("connect to %s: %w, want EINPROGRESS", at, err)
+			}
+			begun[at] = s
+		}
+		return nil
+	}); err != nil {
+		c.t.Fatal(err)
+	}
+	l.goOn()
+	for at, s := range begun {
+		_, err := unix.Getpeername(s)
+		failed, _ := unix.GetsockoptInt(s, unix.SOL_SOCKET, unix.SO_ERROR)
+		if !errors.Is(err, unix.ENOTCONN) || failed != 0 {
+			c.t.Errorf("without a rule, %s has answered: %v, %v", at, err, unix.Errno(failed))
+		}
+	}
+}
+
+// testDeleted deletes resources that pods use. Their connections go on, and they make no new ones;
+// their servers take none, by a Service or at the node's address, until the resources are back.
 func (c *cluster) testDeleted() {
 	l, web := c.lasting(), c.pods("web")
 	ports := []string{c.hostPort(&web[0]), c.hostPort(&web[1])}
@@ -172,7 +214,7 @@ func (c *cluster) testDeleted() {
 		c.t.Errorf("without the endpoint, redis answers %q", out)
 	}
 	c.unserved()
-	l.goOn()
+	c.unheard(l, ports)
 	c.apply(endpointNode)
 	c.condition("web", corev1.ConditionTrue, "")
 	c.says("PONG\n", web[0].Name, pingRedis...)
@@ -185,7 +227,7 @@ func (c *cluster) testDeleted() {
 	c.condition("web", corev1.ConditionFalse, "no GraftPolicy of namespace shop selects the pod")
 	c.event("web", node.ReasonWithdrawn, "0.0.0.0:80")
 	c.unserved()
-	l.goOn()
+	c.unheard(l, ports)
 	c.apply(policies)
 	c.condition("web", corev1.ConditionTrue, "")
 	for _, at := range ports {

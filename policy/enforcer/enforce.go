@@ -46,6 +46,8 @@ type Enforcement struct {
 	pods func(uid string) (uint64, bool)
 	// sources has the rows that this process has written, with whether they admit. Guarded likewise.
 	sources map[bpf.PolicySource]bool
+	// looksUp says that LookUpSources was called. Guarded likewise.
+	looksUp bool
 	// The container's loopback on the host, or nil. It is set before the container has a program.
 	loopback   *loopback
 	loopbackID uint32

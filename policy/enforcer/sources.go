@@ -17,8 +17,8 @@ import (
 // of update.go: new ones are written, the longest first, and then old ones go, the shortest first.
 // So at each moment a source has the verdict of the old table or of the new one.
 //
-// Once a rule of a container has had sources, the programs look for rows for good. A server whose
-// rule has been withdrawn then takes no connection any more.
+// Once a rule of a container has had sources, or after LookUpSources, the programs look for rows for
+// good. A server whose rule has been withdrawn then takes no connection any more.
 
 const (
 	sourceIsMark = 1 << 31 // SOURCE_IS_MARK of the BPF programs
@@ -61,6 +61,15 @@ func (e *Enforcement) AdmitPods(netnsOf func(uid string) (cookie uint64, known b
 		return fmt.Errorf("change sources: %w", err)
 	}
 	return nil
+}
+
+// LookUpSources has the next Update close servers whose rule its table does not have: they take no
+// new connection, and unconnected sockets no datagram, but from the container itself. A rule that
+// comes back opens its servers again. Later processes do the same.
+func (e *Enforcement) LookUpSources() {
+	e.opened.mu.Lock()
+	defer e.opened.mu.Unlock()
+	e.looksUp = true
 }
 
 // admit makes the maps hold the sources of a table's rules. After an error they hold those of both
@@ -116,10 +125,10 @@ func sortedSources(keys []bpf.PolicySource) []bpf.PolicySource {
 }
 
 // sourceRows returns the rows of a table, with whether they admit. There are none, and sourced is
-// false, if no rule has, or has had, sources.
+// false, if the programs need not look for any.
 func (e *Enforcement) sourceRows(t *policy.Table) (rows map[bpf.PolicySource]bool, sourced bool, err error) {
 	ingress := t.IngressRules()
-	if !e.isSourced() && !slices.ContainsFunc(ingress, func(r policy.Ingress) bool { return len(r.From) > 0 }) {
+	if !e.looksUp && !e.isSourced() && !slices.ContainsFunc(ingress, func(r policy.Ingress) bool { return len(r.From) > 0 }) {
 		return nil, false, nil
 	}
 	// Sockets without a rule have bound an endpoint by its name.

@@ -265,23 +265,75 @@ func TestSourcesOfAnEarlierProcess(t *testing.T) {
 		c.setIngress(t, here, "0.0.0.0:80+from:pod:friend+from:198.51.100.2=any")
 		s := c.serve(t, "198.51.100.1:8080", "0.0.0.0:80", 1)
 		clients := map[string]client{"friend": {list[friend], ""}, "neighbour": {list[neighbour], ""}, "open": {nil, "198.51.100.2"}}
-		next, err := Adopt(c.dir, c.Enforcement.table, func(string) *endpoint.Endpoint { return nil })
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := c.Close(); err != nil {
-			t.Fatal(err)
-		}
-		c.Enforcement = next
-		if err := next.Update(next.table, func(*endpoint.Endpoint) uint64 { return here }); err != nil {
-			t.Fatal(err)
-		}
+		c.takeOver(t, here)
 		s.expect(t, "taken over", client{c, ""}, clients, "friend", "open")
-		if err := next.AdmitPods(func(string) (uint64, bool) { return 0, false }); err != nil {
+		if err := c.AdmitPods(func(string) (uint64, bool) { return 0, false }); err != nil {
 			t.Fatal(err)
 		}
 		s.expect(t, "without the pod", client{c, ""}, clients, "open")
 	})
+}
+
+// Servers of rules that never had sources take nobody when the rule is withdrawn, those of other rules
+// are as they were, and both outlive the process. A rule that comes back opens its servers again.
+// Connections go on.
+func TestSourcesWithdrawn(t *testing.T) {
+	for name, onLoopback := range map[string]bool{"own loopback": false, "loopback on the host": true} {
+		t.Run(name, func(t *testing.T) {
+			withSources(t, onLoopback, func(here uint64, list []*contained) {
+				c := list[serving]
+				const kept, gone = "[::]:80=six", "0.0.0.0:80=any"
+				c.setIngress(t, here, kept, gone)
+				other, s := c.serve(t, "[2001:db8::1]:8080", "[::]:80", 1), c.serve(t, "198.51.100.1:8080", "0.0.0.0:80", 2)
+				hosts := map[string]client{"host": {nil, "198.51.100.2"}, "neighbour": {list[neighbour], ""}, "the container itself": {c, ""}}
+				others := map[string]client{"host": {nil, "2001:db8::2"}, "neighbour": {list[neighbour], ""}}
+				own := client{c, ""}
+				all := func(when string) {
+					t.Helper()
+					s.expect(t, when, own, hosts, "host", "neighbour", "the container itself")
+					other.expect(t, when, own, others, "host", "neighbour")
+				}
+				withdrawn := func(when string) {
+					t.Helper()
+					s.expect(t, when, own, hosts, "the container itself")
+					other.expect(t, when, own, others, "host", "neighbour")
+				}
+				all("at first")
+				lasting := hosts["host"].socket(t, s.at, unix.SOCK_STREAM)
+				if !connected(t, lasting, s.at) {
+					t.Fatal("the server takes no connection")
+				}
+				c.LookUpSources()
+				c.setIngress(t, here, kept)
+				withdrawn("withdrawn")
+				c.takeOver(t, here)
+				withdrawn("taken over")
+				if err := unix.Sendto(lasting, []byte("on"), unix.MSG_NOSIGNAL, nil); err != nil {
+					t.Errorf("the connection does not go on: %v", err)
+				}
+				c.setIngress(t, here, kept, gone)
+				all("restored")
+				c.setIngress(t, here, kept, "0.0.0.0:80+from:198.51.100.3=any")
+				s.expect(t, "with a source", own, hosts, "the container itself")
+			})
+		})
+	}
+}
+
+// takeOver puts another process's Enforcement in place of the container's.
+func (c *contained) takeOver(t *testing.T, here uint64) {
+	t.Helper()
+	next, err := Adopt(c.dir, c.Enforcement.table, func(string) *endpoint.Endpoint { return nil })
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := c.Close(); err != nil {
+		t.Fatal(err)
+	}
+	c.Enforcement = next
+	if err := next.Update(next.table, func(*endpoint.Endpoint) uint64 { return here }); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // A rule without a number cannot be enforced.

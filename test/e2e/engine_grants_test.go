@@ -2,9 +2,14 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"net"
+	"net/netip"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/internal/testkit"
@@ -22,6 +27,7 @@ func TestGrantsOfPods(t *testing.T) {
 	t.Run("a pod waits for its grant", func(t *testing.T) { testGrantComes(t, n, client, events) })
 	t.Run("refused", func(t *testing.T) { testGrantRefuses(t, n, client, events) })
 	t.Run("withdrawn and given back", func(t *testing.T) { testGrantChanges(t, n, client) })
+	t.Run("a server's rule withdrawn", func(t *testing.T) { testGrantServers(t, n, client) })
 	t.Run("a new agent", func(t *testing.T) { testGrantsAreGone(t, n, client) })
 	t.Run("a neighbour of the node", func(t *testing.T) { testGrantSources(t, n, client) })
 	n.remove(t, "web")
@@ -81,7 +87,7 @@ func testGrantComes(t *testing.T, n *node, client *api.Client, events <-chan api
 	if err := <-started; err != nil {
 		t.Fatal(err)
 	}
-	if e = <-events; e.Type != api.PodRegistered || e.Pod != web {
+	if e := <-events; e.Type != api.PodRegistered || e.Pod != web {
 		t.Errorf("event %+v, want that %+v is registered", e, web)
 	}
 	n.checkServed(t, "web", servedPort)
@@ -136,6 +142,47 @@ func testGrantChanges(t *testing.T, n *node, client *api.Client) {
 	if a := putGrant(t, client, "web", more); len(a.Restart["main"]) != 1 || a.Restart["main"][0] != "-e 203.0.113.0/24=new" {
 		t.Errorf("changed: %+v, want that a rule needs a new container", a)
 	}
+}
+
+// testGrantServers withdraws the rule of a server that listens. The server takes nobody until the rule
+// is back, also when the agent is another one by then.
+func testGrantServers(t *testing.T, n *node, client *api.Client) {
+	g, none := grantOf("web"), grantOf("web")
+	r := none.Containers["main"]
+	none.Containers["main"] = api.Rules{Endpoints: r.Endpoints[1:], Egress: r.Egress}
+	unheard := func() {
+		t.Helper()
+		host := netip.MustParseAddr(hostAddr4)
+		b := beginFrom(t, n.srv, remoteAddr4, netip.AddrPortFrom(host, servedPort))
+		// What comes behind on the same link has been answered.
+		if err := n.srv.Do(func() error {
+			conn, err := net.Dial("tcp4", netip.AddrPortFrom(host, servedPort+1).String())
+			if err == nil {
+				conn.Close()
+			}
+			return err
+		}); !errors.Is(err, unix.ECONNREFUSED) {
+			t.Errorf("a port of nobody: %v, want ECONNREFUSED", err)
+		}
+		b.waits(t)
+	}
+	const rule = "-i 0.0.0.0:80/tcp=in"
+	for _, restarts := range []bool{false, true} {
+		n.checkServed(t, "web", servedPort)
+		if a := putGrant(t, client, "web", none); len(a.Withdrawn["main"]) != 1 || a.Withdrawn["main"][0] != rule {
+			t.Errorf("changed: %+v, want that %s is withdrawn", a, rule)
+		}
+		unheard()
+		if restarts {
+			n.agent.kill()
+			n.agent.start()
+			unheard()
+		}
+		if a := putGrant(t, client, "web", g); len(a.Restored["main"]) != 1 || a.Restored["main"][0] != rule {
+			t.Errorf("changed: %+v, want that %s is restored", a, rule)
+		}
+	}
+	n.checkServed(t, "web", servedPort)
 }
 
 // testGrantsAreGone restarts the agent, which knows of its containers and of no grant then.
