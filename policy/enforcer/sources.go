@@ -13,12 +13,15 @@ import (
 
 // How the sources of ingress rules are in the kernel: see bpf/sources.h.
 //
-// A rule has a row for each prefix, and one for the mark of each pod. Rows are replaced in the order
+// A rule has a row for each prefix, one for all of IPv4, and one for the mark of each pod. Rows are replaced in the order
 // of update.go: new ones are written, the longest first, and then old ones go, the shortest first.
 // So at each moment a source has the verdict of the old table or of the new one.
 //
 // Once a rule of a container has had sources, the programs look for rows for good. A server whose
 // rule has been withdrawn then takes no connection any more.
+
+// allIPv4 is in the rows of each rule with sources, so that no IPv6 prefix decides about IPv4.
+var allIPv4 = netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 
 const (
 	sourceIsMark = 1 << 31 // SOURCE_IS_MARK of the BPF programs
@@ -132,6 +135,7 @@ func (e *Enforcement) sourceRows(t *policy.Table) (rows map[bpf.PolicySource]boo
 		case r.Number <= 0 || r.Number > 1<<16-1:
 			return nil, false, fmt.Errorf("rule %s has sources, and the number %d", r, r.Number)
 		}
+		rows[e.sourceKey(r.Number, allIPv4)] = false // a wide IPv6 prefix has the mapped addresses
 		for _, s := range r.From {
 			if s.Pod == "" {
 				rows[e.sourceKey(r.Number, s.Prefix)] = !s.Except

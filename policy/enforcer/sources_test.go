@@ -284,6 +284,30 @@ func TestSourcesOfAnEarlierProcess(t *testing.T) {
 	})
 }
 
+// No IPv6 source lets an IPv4 address in, though the kernel has that as a mapped one.
+func TestSourcesOfIPv6(t *testing.T) {
+	withSources(t, false, func(here uint64, list []*contained) {
+		c := list[serving]
+		c.setIngress(t, here, "0.0.0.0:80+from:::/0=any")
+		s := c.serve(t, "198.51.100.1:8080", "0.0.0.0:80", 1)
+		clients := map[string]client{"open": {nil, "198.51.100.2"}, "closed": {nil, "198.51.100.3"}, "neighbour": {list[neighbour], ""}}
+		own := client{c, ""}
+		for source, admitted := range map[string][]string{
+			"::/0": nil, "::/64": nil, "::/80": nil,
+			"::/0+from:198.51.100.2":                           {"open"},
+			"::/0+from:0.0.0.0/0":                              {"open", "closed", "neighbour"},
+			"::/0+from:0.0.0.0/0+except:198.51.100.2/31":       {"neighbour"},
+			"::/0+except:::/64+from:198.51.100.0/24":           {"open", "closed", "neighbour"},
+			"::/0+from:198.51.100.2/31+except:198.51.100.3/32": {"open"},
+		} {
+			c.setIngress(t, here, "0.0.0.0:80+from:"+source+"=any")
+			s.expect(t, source, own, clients, admitted...)
+		}
+		c.setIngress(t, here, "0.0.0.0:80=any")
+		s.expect(t, "without sources", own, clients, "open", "closed", "neighbour")
+	})
+}
+
 // A rule without a number cannot be enforced.
 func TestSourcesWithoutNumber(t *testing.T) {
 	withSources(t, false, func(here uint64, list []*contained) {
