@@ -82,7 +82,7 @@ func (e *Enforcement) admit(t *policy.Table) error {
 		}
 		e.sources[key] = want[key]
 	}
-	if sourced && !e.isSourced() {
+	if sourced && !e.Sourced() {
 		if err := e.change(func(c *bpf.PolicyContainer) { c.Sourced = 1 }); err != nil {
 			return err
 		}
@@ -99,7 +99,8 @@ func (e *Enforcement) admit(t *policy.Table) error {
 	return nil
 }
 
-func (e *Enforcement) isSourced() bool {
+// Sourced tells whether an ingress rule of the container has, or has had, sources. It stays so.
+func (e *Enforcement) Sourced() bool {
 	e.own.Lock()
 	defer e.own.Unlock()
 	return e.own.row.Sourced != 0
@@ -122,7 +123,7 @@ func sortedSources(keys []bpf.PolicySource) []bpf.PolicySource {
 // false, if no rule has, or has had, sources.
 func (e *Enforcement) sourceRows(t *policy.Table) (rows map[bpf.PolicySource]bool, sourced bool, err error) {
 	ingress := t.IngressRules()
-	if !e.isSourced() && !slices.ContainsFunc(ingress, func(r policy.Ingress) bool { return len(r.From) > 0 }) {
+	if !e.Sourced() && !slices.ContainsFunc(ingress, func(r policy.Ingress) bool { return len(r.From) > 0 }) {
 		return nil, false, nil
 	}
 	// Sockets without a rule have bound an endpoint by its name.
