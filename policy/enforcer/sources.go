@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"sync"
 
 	"github.com/tsugiki/tsugiki/bpf"
 	"github.com/tsugiki/tsugiki/policy"
@@ -35,7 +36,11 @@ func markOf(netns uint64) uint32 { return uint32(netns) & markOwner }
 
 // UseMark has the packets of the container's host sockets carry the mark of the namespace in which
 // its programs are, on loopback devices. A container whose loopback is on the host has one already.
+// A mark that a living container of another namespace has is refused.
 func (e *Enforcement) UseMark(netns uint64) error {
+	if err := e.takeMark(netns); err != nil {
+		return fmt.Errorf("mark packets: %w", err)
+	}
 	if e.loopback != nil {
 		return nil
 	}
@@ -43,6 +48,33 @@ func (e *Enforcement) UseMark(netns uint64) error {
 		return fmt.Errorf("mark packets: %w", err)
 	}
 	return nil
+}
+
+// marked has the namespaces' cookies of this process's living containers. A mark has fewer bits.
+var marked struct {
+	sync.Mutex
+	netns map[*Enforcement]uint64
+}
+
+func (e *Enforcement) takeMark(netns uint64) error {
+	marked.Lock()
+	defer marked.Unlock()
+	for other, its := range marked.netns {
+		if other != e && its != netns && markOf(its) == markOf(netns) {
+			return fmt.Errorf("another container's network namespace has the mark %#x too; start this container again, in a new one", markOf(netns))
+		}
+	}
+	if marked.netns == nil {
+		marked.netns = map[*Enforcement]uint64{}
+	}
+	marked.netns[e] = netns
+	return nil
+}
+
+func (e *Enforcement) leaveMark() {
+	marked.Lock()
+	defer marked.Unlock()
+	delete(marked.netns, e)
 }
 
 // Mark returns the priority of packets that have the container's mark.

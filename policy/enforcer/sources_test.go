@@ -308,6 +308,30 @@ func TestSourcesOfIPv6(t *testing.T) {
 	})
 }
 
+// No two network namespaces have a mark, whose bits are fewer than a cookie's, while containers of both
+// live.
+func TestMarkIsTaken(t *testing.T) {
+	withSources(t, false, func(_ uint64, list []*contained) {
+		const same = 7 + serving + 1<<40
+		before := list[friend].Mark()
+		if err := list[friend].UseMark(same); err == nil || list[friend].Mark() != before {
+			t.Errorf("%v, the mark is %#x", err, list[friend].Mark())
+		}
+		if err := list[friend].UseMark(7 + serving); err != nil { // a container of the same pod
+			t.Error(err)
+		}
+		if err := list[serving].Close(); err != nil {
+			t.Fatal(err)
+		}
+		if err := list[neighbour].UseMark(same); err == nil {
+			t.Error("the mark is free though another container of the pod lives")
+		}
+		if err := list[friend].UseMark(same); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // A rule without a number cannot be enforced.
 func TestSourcesWithoutNumber(t *testing.T) {
 	withSources(t, false, func(here uint64, list []*contained) {
