@@ -85,7 +85,8 @@ static __always_inline bool parse(struct __sk_buff *skb, struct packet *p)
 /*
  * Whether a packet is of a TCP connection that has begun. Those are most, and so they
  * are told from the others by four bytes. A segment of more than 64 KiB has a
- * hop-by-hop header that the kernel writes (RFC 2675).
+ * hop-by-hop header of 8 bytes that the kernel writes (RFC 2675). A program with CAP_NET_RAW
+ * writes one before a SYN, too.
  */
 static __always_inline bool goes_on(struct __sk_buff *skb)
 {
@@ -97,7 +98,8 @@ static __always_inline bool goes_on(struct __sk_buff *skb)
 	if (ip + 54 > end || ip[0] >> 4 != 6)
 		return false;
 	if (ip[6] == 0)
-		return skb->len > 65535 && ip[40] == IPPROTO_TCP;
+		return skb->len > 65535 && ip + 62 <= end && ip[40] == IPPROTO_TCP && !ip[41] &&
+		       !(ip[61] & TCP_SYN);
 	return ip[6] == IPPROTO_TCP && !(ip[53] & TCP_SYN);
 }
 

@@ -168,7 +168,8 @@ struct source_verdict {
 /* ADDR is a mark: zeros, and its lower bits. */
 #define SOURCE_IS_MARK 0x80000000
 /* The bits of a mark that say whose it is, and those that only marks have: without
- * CAP_NET_ADMIN, no program can set such a priority (SO_PRIORITY). */
+ * CAP_NET_ADMIN, or CAP_NET_RAW since Linux 5.17, no program can set such a priority
+ * (SO_PRIORITY). */
 #define MARK_OWNER 0x3fffffff
 #define MARK_BITS  0xc0000000
 

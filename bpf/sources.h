@@ -11,8 +11,9 @@
  * packet. On a loopback device its mark does, as the packet's priority: the sender's program
  * sets it in each SYN and datagram, see leave. A mark is of the network namespace in which the
  * sender's programs are, as the number of a loopback on the host is (loopback.h): containers
- * of a pod have the same. No other process can set such a priority without CAP_NET_ADMIN, and no
- * packet that comes from elsewhere has one. Rows with SOURCE_IS_MARK are for marks.
+ * of a pod have the same. No other process can set such a priority without CAP_NET_ADMIN, or
+ * CAP_NET_RAW since Linux 5.17, and no packet that comes from elsewhere has one. Rows with
+ * SOURCE_IS_MARK are for marks.
  *
  * The container's own programs, and those of its pod, are always let in.
  *

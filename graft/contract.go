@@ -58,6 +58,8 @@ type Enforcer interface {
 	// Cgroup returns the id of the cgroup in which the container's host sockets are made.
 	Cgroup() uint64
 	Mark() uint32
+	// Sourced tells whether a rule of the container has, or has had, sources.
+	Sourced() bool
 
 	// For servers that have an address of each family.
 	Steer(netns uint64, in func(func() error) error) error

@@ -71,6 +71,7 @@ func (p *fakePlace) doEpoll(call string, number int) error {
 
 // fakeEnforcer remembers what the kernel programs are told, by socket.
 type fakeEnforcer struct {
+	sourced  bool
 	mark     uint32
 	t        *testing.T
 	cgroup   uint64
@@ -105,6 +106,8 @@ func (f *fakeEnforcer) cookie(sock int) uint64 {
 func (f *fakeEnforcer) Cgroup() uint64 { return f.cgroup }
 
 func (f *fakeEnforcer) Mark() uint32 { return f.mark }
+
+func (f *fakeEnforcer) Sourced() bool { return f.sourced }
 
 func (f *fakeEnforcer) Prove(int) error { return f.prove }
 

@@ -26,8 +26,6 @@ type ownListener struct {
 	kind   keeper.Kind
 	v6only bool
 	view   netip.AddrPort // address in the container's own namespace
-	// sourced says that the rule has had sources when the program listened.
-	sourced bool
 	// admits tells whether a connection between two addresses is one of the rule's sources.
 	admits func(from, to netip.Addr) bool
 	label  func() uint32 // the container's mark, with which it may connect to its own servers

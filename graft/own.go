@@ -85,17 +85,31 @@ func (e call) ownRule(at netip.AddrPort, v6only bool) (none policy.Ingress) {
 	return r
 }
 
+// ownRuleFor returns the rule that decides about a peer of an ownListener. At all addresses that is the
+// rule of the peer's family, as for the kernel programs (rule_of), if there is one.
+func (e call) ownRuleFor(l *ownListener, from netip.Addr) policy.Ingress {
+	at := netip.AddrPortFrom(l.view.Addr().Unmap(), l.view.Port())
+	if from.Is4() && at.Addr() == netip.IPv6Unspecified() {
+		at = netip.AddrPortFrom(netip.IPv4Unspecified(), at.Port())
+	}
+	if r := e.Table.IngressRule(policy.TCP, at); r.Endpoint != nil {
+		return r
+	}
+	return e.ownRule(l.view, l.v6only)
+}
+
 // ownAdmits tells whether a server in the container's own namespace takes a connection. There the
 // sources of its rule are addresses alone: a kubelet's probes come from the host, and the pod's own
 // containers from a loopback address, or from one of the container's. Both are let in. If the rule
-// is withdrawn, so are its sources, and nobody is let in where it has had some.
+// is withdrawn, so are its sources, and nobody else is let in once the kernel looks for sources.
 func (e *Engine) ownAdmits(l *ownListener, from, to netip.Addr) bool {
-	r := e.begin().ownRule(l.view, l.v6only)
-	if r.Endpoint == nil {
-		return !l.sourced
-	}
 	from = from.Unmap().WithZone("")
-	if r.From.Admits(from) || from.IsLoopback() || from == to.Unmap() {
+	r := e.begin().ownRuleFor(l, from)
+	open := r.From.Admits(from)
+	if r.Endpoint == nil {
+		open = !e.Enforcer.Sourced()
+	}
+	if open || from.IsLoopback() || from == to.Unmap() {
 		return true
 	}
 	host, err := e.host.Addresses()
@@ -115,7 +129,6 @@ func (e call) openOwn(s *socket, backlog int) (*ownListener, error) {
 	}
 	l := e.newOwnListener(e.places[s.netns], at)
 	l.kind, l.v6only, l.view = s.kind(), s.v6only(), s.local
-	l.sourced = len(e.ownRule(l.view, l.v6only).From) > 0
 	return e.addOwn(l, backlog)
 }
 
@@ -239,7 +252,6 @@ func (e *Engine) recoverOwnOf(place Place, service policy.Service, r policy.Ingr
 		if found.Family == unix.AF_INET6 && r.Addr == netip.IPv4Unspecified() {
 			l.view = netip.AddrPortFrom(netip.IPv6Unspecified(), service.Port)
 		}
-		l.sourced = len(r.From) > 0
 		l, err = e.addOwn(l, unix.SOMAXCONN)
 		l.serve()
 		return err

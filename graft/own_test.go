@@ -346,7 +346,7 @@ func (w *world) resets(from string) {
 // At the container's own address the sources of a rule count too. The container itself, and the host,
 // are let in. When the rule is withdrawn, nobody else is.
 func TestSourcesAtOwnAddress(t *testing.T) {
-	w := ownWorld(t, "0.0.0.0:80+own+from:198.51.100.8=198.51.100.1:80")
+	w := ownWorld(t, ownRule)
 	number := w.listening()
 	takes := func(from string) {
 		t.Helper()
@@ -362,15 +362,42 @@ func TestSourcesAtOwnAddress(t *testing.T) {
 			t.Errorf("the peer is %v, want %s", peer, from)
 		}
 	}
-	w.resets("198.51.100.3")
-	takes("198.51.100.1") // the address of the server, and one of the host's
+	takes("198.51.100.3")
 	update := func(rules ...string) {
 		w.Update(Rules{Table: tableOf(t, &endpoint.Set{}, rules...), Host: map[string]Place{"": w.host}})
 	}
+	w.enforcer.sourced = true // what the kernel knows from the first sources on
+	update("-i", "0.0.0.0:80+own+from:198.51.100.8=198.51.100.1:80")
+	w.resets("198.51.100.3")
+	takes("198.51.100.1") // the address of the server, and one of the host's
 	update("-i", "0.0.0.0:80+own+from:198.51.100.3=198.51.100.1:80")
 	takes("198.51.100.3")
 	update()
 	w.resets("198.51.100.3")
+}
+
+// A server at all addresses has the sources of the rule of its peer's family.
+func TestSourcesOfBothFamiliesAtOwnAddress(t *testing.T) {
+	w := newWorld(t, newPlace(t, host4, host6), newPlace(t, host4, host6), false,
+		"-i", "0.0.0.0:80+own+from:10.0.0.0/8=198.51.100.1:80", "-i", "[::]:80+own+from:2001:db8:7::/48=["+host6.String()+"]:80")
+	l := w.newOwnListener(w.host, addr("198.51.100.1:80"))
+	l.view = addr("[::]:80")
+	expect := func(when string, want map[string]bool) {
+		t.Helper()
+		for from, want := range want {
+			from := netip.MustParseAddr(from)
+			if got := l.admits(from, netip.AddrFrom16(host4.As16())); got != want {
+				t.Errorf("%s: %s is let in: %v", when, from, got)
+			}
+		}
+	}
+	expect("a rule of each", map[string]bool{"::ffff:10.0.0.1": true, "::ffff:192.0.2.7": false, "2001:db8:7::1": true, "2001:db8:8::1": false})
+	w.Update(Rules{Host: map[string]Place{"": w.host}, Table: tableOf(t, &endpoint.Set{},
+		"-i", "0.0.0.0:80+own+from:10.0.0.0/8=198.51.100.1:80", "-i", "[::]:80+own=["+host6.String()+"]:80")})
+	expect("IPv6 without sources", map[string]bool{"::ffff:10.0.0.1": true, "::ffff:192.0.2.7": false, "2001:db8:8::1": true})
+	w.Update(Rules{Host: map[string]Place{"": w.host}, Table: tableOf(t, &endpoint.Set{},
+		"-i", "0.0.0.0:80+own=198.51.100.1:80", "-i", "[::]:80+own+from:2001:db8:7::/48=["+host6.String()+"]:80")})
+	expect("IPv4 without sources", map[string]bool{"::ffff:192.0.2.7": true, "2001:db8:7::1": true, "2001:db8:8::1": false})
 }
 
 // What stands for a connection has the container's mark, which the sources of rules let in.

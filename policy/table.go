@@ -244,7 +244,7 @@ func checkIngress(ingress []Ingress) error {
 func sourceRows(ingress []Ingress) int {
 	rows := 1
 	for _, r := range ingress {
-		rows += max(len(r.From), 1)
+		rows += len(r.From) + 1 // one for all of IPv4, or for everybody
 	}
 	return rows
 }

@@ -394,10 +394,10 @@ func (c *Container) guard() error {
 // reachLoopback lets sockets that are created on the host first reach the container's own loopback:
 // the loopback is on the host too, or a relay carries datagrams to it.
 func (c *Container) reachLoopback() (err error) {
-	defer c.network.Store(c.ownNS.Cookie()) // not before its packets have the mark
 	if err := c.enforced.UseMark(c.ownNS.Cookie()); err != nil {
 		return err
 	}
+	defer c.network.Store(c.ownNS.Cookie()) // not before its packets have the mark
 	if c.state.Untrapped {
 		err := c.enforced.UseLoopback(c.ownNS.Cookie())
 		c.setTracing(func(t *tracing) { t.possible = err == nil })

@@ -1,6 +1,7 @@
 package daemon
 
 import (
+	"errors"
 	"slices"
 
 	"github.com/tsugiki/tsugiki/agent/rules"
@@ -34,18 +35,21 @@ func (m *managed) follow(want api.Rules) (followed, error) {
 		return followed{}, err
 	}
 	steps, f := plan(&had, &wanted, &now)
+	// What fails must not keep rules in force that go.
+	var errs []error
 	sources, changed := planSources(had.Ingress, wanted.Ingress, m.Sources())
 	if f.changed = changed; len(changed) > 0 {
-		if err := m.SetSources(sources); err != nil {
-			return f, err
-		}
+		errs = append(errs, m.SetSources(sources))
 	}
 	for _, s := range steps {
 		if s.remove != "" {
-			if err := m.DeleteEndpoint(s.remove); err != nil {
-				return f, err
-			}
+			errs = append(errs, m.DeleteEndpoint(s.remove))
 		}
+	}
+	if err := errors.Join(errs...); err != nil {
+		return f, err
+	}
+	for _, s := range steps {
 		if s.add != nil {
 			if err := m.AddEndpoint(s.add); err != nil {
 				return f, err

@@ -93,6 +93,7 @@ func (d *Daemon) registerAs(ctx context.Context, r api.Registration, granted boo
 		return nil, errors.Join(errAbandoned, d.forget(m))
 	}
 	d.insert(m)
+	m.letPodsIn() // again: pods that have begun meanwhile have not found m
 	d.awaitProgram(m, attachPatience)
 	d.log.Info("container registered", "container", r.Name, "id", r.ID)
 	if len(r.Dropped) > 0 {

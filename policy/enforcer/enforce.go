@@ -117,6 +117,7 @@ func (e *Enforcement) End() {
 	if e.leaveLoopback(true) {
 		_ = e.clearLoopback()
 	}
+	e.leaveMark()
 	e.opened.end()
 	_ = e.rows.clear()
 	e.set.use()
@@ -235,6 +236,7 @@ func enforcement(s *set, id uint32, own tables, t *policy.Table) *Enforcement {
 	e.own.row.Id = id
 	e.close = sync.OnceValue(func() error {
 		e.leaveLoopback(false)
+		e.leaveMark()
 		return errors.Join(e.tables.close(), e.set.leave())
 	})
 	return e

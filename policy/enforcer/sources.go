@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"sync"
 
 	"github.com/tsugiki/tsugiki/bpf"
 	"github.com/tsugiki/tsugiki/policy"
@@ -13,12 +14,15 @@ import (
 
 // How the sources of ingress rules are in the kernel: see bpf/sources.h.
 //
-// A rule has a row for each prefix, and one for the mark of each pod. Rows are replaced in the order
+// A rule has a row for each prefix, one for all of IPv4, and one for the mark of each pod. Rows are replaced in the order
 // of update.go: new ones are written, the longest first, and then old ones go, the shortest first.
 // So at each moment a source has the verdict of the old table or of the new one.
 //
 // Once a rule of a container has had sources, or after LookUpSources, the programs look for rows for
 // good. A server whose rule has been withdrawn then takes no connection any more.
+
+// allIPv4 is in the rows of each rule with sources, so that no IPv6 prefix decides about IPv4.
+var allIPv4 = netip.PrefixFrom(netip.IPv4Unspecified(), 0)
 
 const (
 	sourceIsMark = 1 << 31 // SOURCE_IS_MARK of the BPF programs
@@ -32,7 +36,11 @@ func markOf(netns uint64) uint32 { return uint32(netns) & markOwner }
 
 // UseMark has the packets of the container's host sockets carry the mark of the namespace in which
 // its programs are, on loopback devices. A container whose loopback is on the host has one already.
+// A mark that a living container of another namespace has is refused.
 func (e *Enforcement) UseMark(netns uint64) error {
+	if err := e.takeMark(netns); err != nil {
+		return fmt.Errorf("mark packets: %w", err)
+	}
 	if e.loopback != nil {
 		return nil
 	}
@@ -40,6 +48,33 @@ func (e *Enforcement) UseMark(netns uint64) error {
 		return fmt.Errorf("mark packets: %w", err)
 	}
 	return nil
+}
+
+// marked has the namespaces' cookies of this process's living containers. A mark has fewer bits.
+var marked struct {
+	sync.Mutex
+	netns map[*Enforcement]uint64
+}
+
+func (e *Enforcement) takeMark(netns uint64) error {
+	marked.Lock()
+	defer marked.Unlock()
+	for other, its := range marked.netns {
+		if other != e && its != netns && markOf(its) == markOf(netns) {
+			return fmt.Errorf("another container's network namespace has the mark %#x too; start this container again, in a new one", markOf(netns))
+		}
+	}
+	if marked.netns == nil {
+		marked.netns = map[*Enforcement]uint64{}
+	}
+	marked.netns[e] = netns
+	return nil
+}
+
+func (e *Enforcement) leaveMark() {
+	marked.Lock()
+	defer marked.Unlock()
+	delete(marked.netns, e)
 }
 
 // Mark returns the priority of packets that have the container's mark.
@@ -88,7 +123,7 @@ func (e *Enforcement) admit(t *policy.Table) error {
 		}
 		e.sources[key] = want[key]
 	}
-	if sourced && !e.isSourced() {
+	if sourced && !e.Sourced() {
 		if err := e.change(func(c *bpf.PolicyContainer) { c.Sourced = 1 }); err != nil {
 			return err
 		}
@@ -105,7 +140,8 @@ func (e *Enforcement) admit(t *policy.Table) error {
 	return nil
 }
 
-func (e *Enforcement) isSourced() bool {
+// Sourced tells whether an ingress rule of the container has, or has had, sources. It stays so.
+func (e *Enforcement) Sourced() bool {
 	e.own.Lock()
 	defer e.own.Unlock()
 	return e.own.row.Sourced != 0
@@ -128,7 +164,7 @@ func sortedSources(keys []bpf.PolicySource) []bpf.PolicySource {
 // false, if the programs need not look for any.
 func (e *Enforcement) sourceRows(t *policy.Table) (rows map[bpf.PolicySource]bool, sourced bool, err error) {
 	ingress := t.IngressRules()
-	if !e.looksUp && !e.isSourced() && !slices.ContainsFunc(ingress, func(r policy.Ingress) bool { return len(r.From) > 0 }) {
+	if !e.looksUp && !e.Sourced() && !slices.ContainsFunc(ingress, func(r policy.Ingress) bool { return len(r.From) > 0 }) {
 		return nil, false, nil
 	}
 	// Sockets without a rule have bound an endpoint by its name.
@@ -141,6 +177,7 @@ func (e *Enforcement) sourceRows(t *policy.Table) (rows map[bpf.PolicySource]boo
 		case r.Number <= 0 || r.Number > 1<<16-1:
 			return nil, false, fmt.Errorf("rule %s has sources, and the number %d", r, r.Number)
 		}
+		rows[e.sourceKey(r.Number, allIPv4)] = false // a wide IPv6 prefix has the mapped addresses
 		for _, s := range r.From {
 			if s.Pod == "" {
 				rows[e.sourceKey(r.Number, s.Prefix)] = !s.Except

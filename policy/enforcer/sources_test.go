@@ -336,6 +336,54 @@ func (c *contained) takeOver(t *testing.T, here uint64) {
 	}
 }
 
+// No IPv6 source lets an IPv4 address in, though the kernel has that as a mapped one.
+func TestSourcesOfIPv6(t *testing.T) {
+	withSources(t, false, func(here uint64, list []*contained) {
+		c := list[serving]
+		c.setIngress(t, here, "0.0.0.0:80+from:::/0=any")
+		s := c.serve(t, "198.51.100.1:8080", "0.0.0.0:80", 1)
+		clients := map[string]client{"open": {nil, "198.51.100.2"}, "closed": {nil, "198.51.100.3"}, "neighbour": {list[neighbour], ""}}
+		own := client{c, ""}
+		for source, admitted := range map[string][]string{
+			"::/0": nil, "::/64": nil, "::/80": nil,
+			"::/0+from:198.51.100.2":                           {"open"},
+			"::/0+from:0.0.0.0/0":                              {"open", "closed", "neighbour"},
+			"::/0+from:0.0.0.0/0+except:198.51.100.2/31":       {"neighbour"},
+			"::/0+except:::/64+from:198.51.100.0/24":           {"open", "closed", "neighbour"},
+			"::/0+from:198.51.100.2/31+except:198.51.100.3/32": {"open"},
+		} {
+			c.setIngress(t, here, "0.0.0.0:80+from:"+source+"=any")
+			s.expect(t, source, own, clients, admitted...)
+		}
+		c.setIngress(t, here, "0.0.0.0:80=any")
+		s.expect(t, "without sources", own, clients, "open", "closed", "neighbour")
+	})
+}
+
+// No two network namespaces have a mark, whose bits are fewer than a cookie's, while containers of both
+// live.
+func TestMarkIsTaken(t *testing.T) {
+	withSources(t, false, func(_ uint64, list []*contained) {
+		const same = 7 + serving + 1<<40
+		before := list[friend].Mark()
+		if err := list[friend].UseMark(same); err == nil || list[friend].Mark() != before {
+			t.Errorf("%v, the mark is %#x", err, list[friend].Mark())
+		}
+		if err := list[friend].UseMark(7 + serving); err != nil { // a container of the same pod
+			t.Error(err)
+		}
+		if err := list[serving].Close(); err != nil {
+			t.Fatal(err)
+		}
+		if err := list[neighbour].UseMark(same); err == nil {
+			t.Error("the mark is free though another container of the pod lives")
+		}
+		if err := list[friend].UseMark(same); err != nil {
+			t.Error(err)
+		}
+	})
+}
+
 // A rule without a number cannot be enforced.
 func TestSourcesWithoutNumber(t *testing.T) {
 	withSources(t, false, func(here uint64, list []*contained) {
