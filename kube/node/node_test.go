@@ -2,6 +2,9 @@ package node
 
 import (
 	"encoding/json"
+	"fmt"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -30,6 +33,7 @@ func TestNode(t *testing.T) {
 		{"pods are given what the resources say", testGranted},
 		{"refused pods", testRefused},
 		{"resources that go and come back", testWithdrawn},
+		{"grants that the agent refuses", testAgentRefuses},
 		{"restarts", testRestarts},
 		{"a pod of the same name", testSameName},
 		{"pods that a rule selects", testPeers},
@@ -147,6 +151,40 @@ func testWithdrawn(t *testing.T, w *world) {
 	w.condition(p, corev1.ConditionFalse, ReasonRestart, "10.2.0.0/16=")
 	w.register(p) // a new container
 	w.condition(p, corev1.ConditionTrue, ReasonGranted, "")
+	w.delete(p)
+	w.gone(p)
+}
+
+// A grant that the agent refuses takes away the one before, and the pod says why.
+func testAgentRefuses(t *testing.T, w *world) {
+	p := w.pod("large", kubetest.NodeName, webLabels)
+	w.granted(p, given)
+	w.register(p)
+	w.condition(p, corev1.ConditionTrue, ReasonGranted, "")
+	w.agent.Refuse(func(g api.Grant) error {
+		if r := g.Containers["nginx"]; slices.ContainsFunc(r.Egress, func(r string) bool { return strings.HasPrefix(r, "10.3.0.0/16=") }) {
+			return fmt.Errorf("%w: 9000 rules and sources, at most 8192 may be", api.ErrInvalid)
+		}
+		return nil
+	})
+	defer w.agent.Refuse(nil)
+	policy := &v1alpha1.GraftPolicy{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "shop"}}
+	reach := func(prefix string) {
+		t.Helper()
+		patch := `{"spec": {"egress": [{"endpoint": "out", "to": ["` + prefix + `"]}]}}`
+		if err := w.admin.Patch(t.Context(), policy, client.RawPatch(types.MergePatchType, []byte(patch))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	reach("10.3.0.0/16")
+	const why = "9000 rules and sources, at most 8192 may be"
+	w.granted(p, refused(why))
+	w.event(p, ReasonWithdrawn, why)
+	w.condition(p, corev1.ConditionFalse, ReasonRefused, why)
+	w.available("web", 0, 0)
+	reach("10.2.0.0/16")
+	w.granted(p, given)
+	w.available("web", 1, 0)
 	w.delete(p)
 	w.gone(p)
 }

@@ -32,7 +32,7 @@ const (
 	ReasonNoPorts   = "NoPorts" // of grant.ConditionPorts
 )
 
-// messageMax is the longest message of an event, in bytes.
+// messageMax is the longest message of an event, and the longest refusal by the agent, in bytes.
 const messageMax = 1000
 
 // writeStatus writes the ports and the conditions of a pod, if they are others.
@@ -127,11 +127,16 @@ func (n *Node) condition(k *known, d *grant.Decision) *corev1.PodCondition {
 
 // tell writes an event on a pod.
 func (n *Node) tell(pod *corev1.Pod, kind, reason, message string) {
+	about := &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
+	n.events.Eventf(about, nil, kind, reason, "Graft", "%s", clip(message))
+}
+
+// clip ends a message after messageMax bytes.
+func clip(message string) string {
 	for i := min(len(message), messageMax); i < len(message); i-- {
 		if utf8.RuneStart(message[i]) {
 			message = message[:i]
 		}
 	}
-	about := &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
-	n.events.Eventf(about, nil, kind, reason, "Graft", "%s", message)
+	return message
 }
