@@ -75,8 +75,12 @@ func (n *Node) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result, erro
 	n.mu.Lock()
 	k.decided = &d
 	n.mu.Unlock()
-	n.writes <- event.TypedGenericEvent[client.Object]{Object: &pod}
-	return result, nil
+	select {
+	case n.writes <- event.TypedGenericEvent[client.Object]{Object: &pod}:
+		return result, nil
+	case <-ctx.Done():
+		return ctrl.Result{}, ctx.Err()
+	}
 }
 
 // write writes what became of the last decision about a pod: its status.
