@@ -1,8 +1,11 @@
 package node
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
+	"io"
+	"net/http"
 	"slices"
 	"strings"
 	"testing"
@@ -13,6 +16,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/tsugiki/tsugiki/api"
@@ -38,6 +42,7 @@ func TestNode(t *testing.T) {
 		{"a pod of the same name", testSameName},
 		{"pods that a rule selects", testPeers},
 		{"the status of a pod that has gone", testOldStatus},
+		{"the status of a newer API server", testNewerFields},
 		{"what a node may not do", testPermissions},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -272,6 +277,62 @@ func testOldStatus(t *testing.T, w *world) {
 	}
 	w.condition(young, corev1.ConditionFalse, ReasonRefused, "this is about the old one")
 	w.delete(young)
+}
+
+// A status is written with the fields that a newer API server has, and that nobody here knows.
+func testNewerFields(t *testing.T, w *world) {
+	w.stop()
+	p := w.pod("newer", kubetest.NodeName, webLabels)
+	newer := rest.CopyConfig(w.config)
+	written := 0
+	newer.WrapTransport = func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(r *http.Request) (*http.Response, error) {
+			if !strings.Contains(r.URL.Path, "/pods/newer") {
+				return next.RoundTrip(r)
+			}
+			if r.Method == http.MethodPut {
+				text, err := io.ReadAll(r.Body)
+				if err != nil {
+					return nil, err
+				}
+				var body struct {
+					Status struct{ FromLater string }
+				}
+				if err := json.Unmarshal(text, &body); err != nil || body.Status.FromLater != "kept" {
+					t.Errorf("the status is written without the field: %v, %.200q", err, text)
+				}
+				written++
+				r.Body = io.NopCloser(bytes.NewReader(text))
+				return next.RoundTrip(r)
+			}
+			answer, err := next.RoundTrip(r)
+			if err != nil || !strings.HasPrefix(answer.Header.Get("Content-Type"), "application/json") {
+				return answer, err
+			}
+			defer answer.Body.Close()
+			var object map[string]any
+			if err := json.NewDecoder(answer.Body).Decode(&object); err != nil {
+				return nil, err
+			}
+			if status, is := object["status"].(map[string]any); is {
+				status["fromLater"] = "kept"
+			}
+			text, err := json.Marshal(object)
+			answer.Body, answer.ContentLength = io.NopCloser(bytes.NewReader(text)), int64(len(text))
+			answer.Header.Del("Content-Length")
+			return answer, err
+		})
+	}
+	c := kubetest.Client(t, newer)
+	n := &Node{Options: Options{Log: log}, client: c, live: c}
+	if err := n.writeStatus(t.Context(), p, &known{}, &grant.Decision{Grant: api.Grant{Refused: "no"}}); err != nil || written != 1 {
+		t.Errorf("%d writes, %v", written, err)
+	}
+	now := w.condition(p, corev1.ConditionFalse, ReasonRefused, "no")
+	if now.Status.HostIP != testkit.HostAddr4.String() {
+		t.Errorf("the status is now %+v", now.Status)
+	}
+	w.delete(p)
 }
 
 func testPermissions(t *testing.T, w *world) {
