@@ -171,8 +171,12 @@ func failure(resp *http.Response, data []byte) error {
 	}
 	if resp.StatusCode == http.StatusNotFound && len(f.Unknown) > 0 {
 		return &UnknownError{f.Error, f.Unknown}
-	} else if resp.StatusCode == http.StatusNotFound {
+	}
+	switch code := resp.StatusCode; {
+	case code == http.StatusNotFound:
 		return notFoundError(f.Error)
+	case code >= 400 && code < 500 && code != http.StatusTooManyRequests:
+		return invalidError(f.Error)
 	}
 	return refusedError(f.Error)
 }
@@ -229,6 +233,15 @@ func (e noAgentError) Unwrap() []error { return []error{ErrNoAgent, ErrRefused, 
 // ErrRefused says that the daemon did not get the request, or has answered that it did nothing.
 // After any other error the daemon may have carried out the request.
 var ErrRefused = errors.New("refused")
+
+// ErrInvalid says that the daemon has answered that it cannot do what a request asks (4xx): the same
+// request would have the same answer, if nothing else changes. It is an ErrRefused.
+var ErrInvalid = errors.New("invalid request")
+
+type invalidError string
+
+func (e invalidError) Error() string        { return string(e) }
+func (e invalidError) Is(target error) bool { return target == ErrInvalid || target == ErrRefused }
 
 type refusedError string
 

@@ -102,3 +102,19 @@ func TestCheckName(t *testing.T) {
 		}
 	}
 }
+
+// An answer that the request itself is at fault (4xx) is told from one that may be another soon.
+func TestErrInvalid(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "agent.sock")
+	code := 0
+	serveAt(t, socket, func(w http.ResponseWriter, _ *http.Request) {
+		w.WriteHeader(code)
+		_ = json.NewEncoder(w).Encode(Failure{Error: "no"})
+	})
+	for status, want := range map[int]bool{400: true, 409: true, 413: true, 404: false, 429: false, 500: false, 507: false} {
+		code = status
+		if _, err := Dial(socket).PutGrant("u", Grant{}); errors.Is(err, ErrInvalid) != want || !errors.Is(err, ErrRefused) || err.Error() != "no" {
+			t.Errorf("%d: %v", status, err)
+		}
+	}
+}

@@ -49,7 +49,9 @@ type Granted struct {
 	Withdrawn map[string][]string `json:"withdrawn,omitempty"` // are no longer in force
 	Restored  map[string][]string `json:"restored,omitempty"`  // are in force again
 	Changed   map[string][]string `json:"changed,omitempty"`   // have other sources
-	Restart   map[string][]string `json:"restart,omitempty"`   // need a new container
+	// Restart are rules that need a new container. "directForward: false" is among them if the grant
+	// says Slow and no container of the pod has told which sandbox the pod has.
+	Restart map[string][]string `json:"restart,omitempty"`
 }
 
 // PodState is a pod that has a grant or containers.

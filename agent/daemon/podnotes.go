@@ -47,7 +47,7 @@ func (n *podNotes) note(p *api.Pod, id string) {
 		}
 		n.byUID[p.UID] = of
 	}
-	if of.sandbox != p.Sandbox {
+	if p.Sandbox != "" && of.sandbox != p.Sandbox { // another container may have said it
 		of.sandbox, of.off = p.Sandbox, nil
 	}
 	of.containers[p.Container] = id
@@ -91,9 +91,16 @@ func (n *podNote) count(onlyCount func(id, reason string), is bool) {
 	n.counted = now
 }
 
+// errNoSandbox says that nobody knows which links are a pod's. An agent before pod.sandbox has
+// registered its containers, or the engine does not say it.
+var errNoSandbox = errors.New("the container's runtime has not said which sandbox the pod has; make the pod anew")
+
+// restartSlow is what containers of such a pod are told to need a new container for.
+const restartSlow = "directForward: false"
+
 // forward switches the pod's links.
 func (n *podNote) forward(slow bool) error {
-	if n.sandbox == "" || !slow && len(n.off) == 0 {
+	if !slow && len(n.off) == 0 {
 		return nil
 	}
 	t, err := forward.OpenExisting()
@@ -104,6 +111,9 @@ func (n *podNote) forward(slow bool) error {
 		return err
 	}
 	defer t.Close()
+	if n.sandbox == "" {
+		return errNoSandbox
+	}
 	entries, err := t.Entries()
 	if err != nil {
 		return err

@@ -6,6 +6,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -158,6 +159,52 @@ func TestForwardPod(t *testing.T) {
 	}
 	if direct("s1off") {
 		t.Error("a link that the network's configuration has off is on")
+	}
+}
+
+// Of a pod whose sandbox nobody has said, a grant that says slow needs a new container: the answer
+// says so. Another container that says it is enough.
+func TestForwardPodUnknown(t *testing.T) {
+	host, devices := podLinks(t, podLink{"s1", "sandbox1", true})
+	d, _ := newDaemon(t)
+	d.grants = grants.New(time.Hour)
+	err := host.Do(func() error {
+		pod := &api.Pod{Namespace: "shop", Name: "u1", UID: "u1", Container: "old"}
+		rules := api.Rules{Endpoints: []string{"A type ipv4 addr 0.0.0.0 port dynamic"}, Egress: []string{"10.1.0.0/16=A"}}
+		grant := api.Grant{Namespace: "shop", Name: "u1", Containers: map[string]api.Rules{"old": rules}}
+		if code, body := ask(t, d, "PUT", "/v1/pods/u1", grant); code != 200 {
+			return fmt.Errorf("put: %d %s", code, body)
+		}
+		if _, err := d.register(t.Context(), api.Registration{ID: "c1", Name: "c1", Engine: "cri", Pod: pod}); err != nil {
+			return err
+		}
+		grant.Slow = true
+		code, body := ask(t, d, "PUT", "/v1/pods/u1", grant)
+		if want := `"restart":{"old":["directForward: false"]}`; code != 200 || !strings.Contains(body, want) {
+			t.Errorf("put: %d %s, want %s", code, body, want)
+		}
+		fresh := *pod
+		fresh.Container, fresh.Sandbox = "new", "sandbox1"
+		if _, err := d.register(t.Context(), api.Registration{ID: "c2", Name: "c2", Engine: "cri", Pod: &fresh}); err != nil {
+			return err
+		}
+		code, body = ask(t, d, "PUT", "/v1/pods/u1", grant)
+		if code != 200 || strings.Contains(body, "restart") {
+			t.Errorf("put when the sandbox is known: %d %s", code, body)
+		}
+		table, err := forward.OpenExisting()
+		if err != nil {
+			return err
+		}
+		defer table.Close()
+		p, err := table.Pod(devices["s1"])
+		if p.Direct {
+			t.Error("the sandbox is known, and the pod is direct")
+		}
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
 	}
 }
 

@@ -121,13 +121,20 @@ func (d *Daemon) follow(uid string) (api.Granted, error) {
 	for _, m := range containers {
 		d.podNotes.note(m.Pod, m.ID)
 	}
-	errs := []error{d.followAsPod(uid)}
+	err := d.followAsPod(uid)
+	if errors.Is(err, errNoSandbox) {
+		for _, m := range containers {
+			all.Restart[m.Pod.Container] = []string{restartSlow}
+		}
+		err = nil
+	}
+	errs := []error{err}
 	for _, m := range containers {
 		f, err := d.followGrant(m)
 		errs = append(errs, err)
 		for into, list := range map[*map[string][]string][]string{&all.Withdrawn: f.withdrawn, &all.Restored: f.restored, &all.Changed: f.changed, &all.Restart: f.restart} {
 			if len(list) > 0 {
-				(*into)[m.Pod.Container] = list
+				(*into)[m.Pod.Container] = append((*into)[m.Pod.Container], list...)
 			}
 		}
 	}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
+	"fmt"
 	"maps"
 	"net/netip"
 	"slices"
@@ -145,9 +147,11 @@ func (c *cluster) slices(ctx context.Context, r reconcile.Request) (reconcile.Re
 	if err := c.client.List(ctx, &has, client.InNamespace(r.Namespace), client.MatchingFields{indexPod: r.Name}); err != nil {
 		return reconcile.Result{}, err
 	}
+	var errs []error // of one slice each: the others are written all the same
 	for i := range has.Items {
 		old := &has.Items[i]
 		next := want[old.Name]
+		var err error
 		delete(want, old.Name)
 		switch {
 		case old.Labels[labelPod] == string(pod.UID) && !serves(&pod):
@@ -158,15 +162,15 @@ func (c *cluster) slices(ctx context.Context, r reconcile.Request) (reconcile.Re
 			err = c.client.Update(ctx, next)
 		}
 		if err != nil && !apierrors.IsNotFound(err) {
-			return reconcile.Result{}, err
+			errs = append(errs, fmt.Errorf("slice %s: %w", old.Name, err))
 		}
 	}
 	for _, name := range slices.Sorted(maps.Keys(want)) {
 		if err := c.client.Create(ctx, want[name]); err != nil && !apierrors.IsAlreadyExists(err) { // the cache may be older
-			return reconcile.Result{}, err
+			errs = append(errs, fmt.Errorf("slice %s: %w", name, err))
 		}
 	}
-	return reconcile.Result{}, nil
+	return reconcile.Result{}, errors.Join(errs...)
 }
 
 func sameSlice(a, b *discoveryv1.EndpointSlice) bool {

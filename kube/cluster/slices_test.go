@@ -71,13 +71,13 @@ func (s *shop) says(p *corev1.Pod, message string) {
 	s.patch(p, map[string]any{"conditions": []corev1.PodCondition{{Type: grant.ConditionPorts, Status: corev1.ConditionTrue, Message: message}}})
 }
 
-// ruleName is the name of the endpoint of the policy's rule, as a node has it.
-func (s *shop) ruleName() string {
+// ruleOf is the name of the endpoint of a policy's rule, as a node has it.
+func (s *shop) ruleOf(name string) string {
 	s.t.Helper()
 	var e v1alpha1.GraftEndpoint
 	var policy v1alpha1.GraftPolicy
 	err := errors.Join(s.admin.Get(s.t.Context(), types.NamespacedName{Name: "web"}, &e),
-		s.admin.Get(s.t.Context(), types.NamespacedName{Namespace: "shop", Name: "web"}, &policy))
+		s.admin.Get(s.t.Context(), types.NamespacedName{Namespace: "shop", Name: name}, &policy))
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -130,7 +130,7 @@ func TestSlices(t *testing.T) {
 	server, admin := start(t)
 	kubetest.Create(t, admin, serving)
 	s := &shop{t: t, admin: admin}
-	s.rule = s.ruleName()
+	s.rule = s.ruleOf("web")
 	for _, test := range []struct {
 		name string
 		run  func(*testing.T, *shop)
@@ -138,6 +138,7 @@ func TestSlices(t *testing.T) {
 		{"what a node is believed", testBelieved},
 		{"resources that change", testChanged},
 		{"another pod of the name", testAnother},
+		{"a slice that cannot be", testInvalid},
 		{"a node with an earlier tsugiki-kube", testEarlier},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -209,6 +210,38 @@ func testAnother(_ *testing.T, s *shop) {
 	s.patch(young, map[string]any{"phase": corev1.PodFailed})
 	s.has(young)
 	s.delete(young)
+}
+
+// A slice that the API server does not take keeps no other slice of the pod from being written: here
+// that of a Service whose name is none.
+func testInvalid(t *testing.T, s *shop) {
+	policy := &v1alpha1.GraftPolicy{
+		ObjectMeta: metav1.ObjectMeta{Name: "invalid", Namespace: "shop"},
+		Spec: v1alpha1.GraftPolicySpec{
+			PodSelector: metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}},
+			Ingress:     []v1alpha1.IngressRule{{Endpoint: "web", Port: 81, Service: &v1alpha1.ServicePort{Name: "A_", Port: "http"}}},
+		},
+	}
+	if err := s.admin.Create(t.Context(), policy); err != nil {
+		t.Fatal(err)
+	}
+	p := s.pod("invalid")
+	var said []grant.Served
+	if err := json.Unmarshal([]byte(s.port("198.51.100.7:31006")), &said); err != nil {
+		t.Fatal(err)
+	}
+	other := said[0]
+	other.Port, other.Host, other.Rule = 81, netip.MustParseAddrPort("198.51.100.7:31007"), s.ruleOf(policy.Name)
+	text, err := json.Marshal(append(said, other))
+	if err != nil {
+		t.Fatal(err)
+	}
+	s.says(p, string(text))
+	s.has(p, "198.51.100.7:31006")
+	s.delete(p)
+	if err := s.admin.Delete(t.Context(), policy); err != nil {
+		t.Fatal(err)
+	}
 }
 
 // The slices of a pod without the condition stay until the pod goes.

@@ -1,15 +1,19 @@
 package grant
 
 import (
+	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strings"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/kube/v1alpha1"
+	"github.com/tsugiki/tsugiki/policy"
 )
 
 // Peer is a pod of the node that a rule may select.
@@ -24,8 +28,14 @@ type Peer struct {
 	Addrs []netip.Addr
 }
 
-// sourcesMax is the number of sources that the agent takes in a rule.
-const sourcesMax = 2048
+// The limits of the agent. sourcesMax is for the sources of a rule; rowsMax for those of all ingress
+// rules of a container, where a rule without any is one, and one row is the agent's; sizeMax for a
+// grant, in bytes.
+const (
+	sourcesMax = 2048
+	rowsMax    = policy.SourcesMax
+	sizeMax    = 1 << 20
+)
 
 // errUnixFrom says why a rule has no sources.
 var errUnixFrom = errors.New("from is for endpoints with an address, and this one is a unix socket; leave from out")
@@ -65,6 +75,24 @@ func (d *decider) sources(from []v1alpha1.Peer) (string, error) {
 		return "", fmt.Errorf("from has %d prefixes and pods of this node, at most %d may be; select fewer pods, or write their prefix as an ipBlock", len(words), sourcesMax)
 	}
 	return "+" + strings.Join(words, "+"), nil
+}
+
+// size refuses a grant that is more than the agent takes.
+func size(g *api.Grant) error {
+	for _, c := range slices.Sorted(maps.Keys(g.Containers)) {
+		rows := 1
+		for _, rule := range g.Containers[c].Ingress {
+			rows += max(1, strings.Count(rule, "+from:")+strings.Count(rule, "+except:"))
+		}
+		if rows > rowsMax {
+			return fmt.Errorf("the ingress rules of container %s have %d prefixes and pods of this node, at most %d may be; select fewer pods, or write their prefix as an ipBlock", c, rows, rowsMax)
+		}
+	}
+	text, err := json.Marshal(g)
+	if err == nil && len(text) > sizeMax {
+		err = fmt.Errorf("the rules of the pod have %d bytes, at most %d may be; write fewer rules, or fewer and wider prefixes", len(text), sizeMax)
+	}
+	return err
 }
 
 // selected returns the pods of the node that a list selects, by UID.

@@ -1,11 +1,13 @@
 package grant
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
 	"testing"
 
+	"github.com/tsugiki/tsugiki/agent/rules"
 	"github.com/tsugiki/tsugiki/policy"
 )
 
@@ -87,6 +89,53 @@ func TestSourcesRefused(t *testing.T) {
 	q = question(t, web, in("web", `[{ipBlock: {cidr: 10.0.0.0/8}}]`), in("web", `[{ipBlock: {cidr: 11.0.0.0/8}}]`))
 	if d := Decide(q); !strings.Contains(d.Grant.Refused, "GraftPolicy p says something else about IPv4 port 80/tcp of container nginx") {
 		t.Errorf("two policies: %q", d.Grant.Refused)
+	}
+}
+
+// The agent refuses a grant that is too large as a whole, though each rule is not. So the decision does.
+func TestTooLarge(t *testing.T) {
+	many := func(container string, ports int) string {
+		var list []string
+		for i := range ports {
+			list = append(list, fmt.Sprintf(`{endpoint: web, port: %d, container: %s, from: [{podSelector: {}}]}`, 80+i, container))
+		}
+		return strings.Join(list, ", ")
+	}
+	for name, tt := range map[string]struct {
+		peers, nginx, log, setup int
+		want                     string
+	}{
+		"as many as may be": {2047, 3, 0, 0, ""},
+		"a container":       {2047, 4, 0, 0, "the ingress rules of container nginx have 8193 prefixes and pods of this node, at most 8192 may be"},
+		"all of the pod":    {2047, 3, 3, 3, "bytes, at most 1048576 may be"},
+	} {
+		var list []string
+		for c, n := range map[string]int{"nginx": tt.nginx, "log": tt.log, "setup": tt.setup} {
+			if n > 0 {
+				list = append(list, many(c, n))
+			}
+		}
+		q := question(t, web, `{podSelector: {}, ingress: [`+strings.Join(list, ", ")+`]}`)
+		q.Peers = func() (list []Peer) {
+			for i := range tt.peers {
+				list = append(list, Peer{UID: fmt.Sprintf("%08d-0000-4000-8000-000000000000-and-more-and-more", i), Namespace: "shop", Grafted: true})
+			}
+			return list
+		}
+		d := Decide(q)
+		if !strings.Contains(d.Grant.Refused, tt.want) || (d.Grant.Refused == "") != (tt.want == "") {
+			t.Errorf("%s: refused %q, want %q", name, d.Grant.Refused, tt.want)
+		}
+		if tt.want != "" {
+			continue
+		}
+		for c, r := range d.Grant.Containers {
+			if parsed, err := rules.Parse(r); err != nil {
+				t.Errorf("%s: container %s: %v", name, c, err)
+			} else if _, err := policy.NewTable(parsed.Ingress, parsed.Egress); err != nil {
+				t.Errorf("%s: container %s: %v", name, c, err)
+			}
+		}
 	}
 }
 

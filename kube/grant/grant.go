@@ -96,6 +96,9 @@ func Decide(q *Question) Decision {
 	if err == nil && !d.Selected {
 		err = fmt.Errorf("no GraftPolicy of namespace %s selects the pod; make one, or leave the RuntimeClass out", q.Pod.Namespace)
 	}
+	if err == nil {
+		err = size(&d.Grant)
+	}
 	if err != nil {
 		refused.Refused = err.Error()
 		d.Grant, d.Served = refused, nil

@@ -69,13 +69,20 @@ func (d *decider) ingress(policy string, r *v1alpha1.IngressRule) error {
 	if err != nil {
 		return fmt.Errorf("GraftEndpoint %s: %w", e.Name, err)
 	}
+	at := d.reachable(addr)
+	if r.Service != nil { // an EndpointSlice has each name of a port once
+		where := fmt.Sprintf("port %q of Service %s at %s", r.Service.Port, r.Service.Name, at)
+		if _, err := d.claim("", where, policy, name); err != nil {
+			return err
+		}
+	}
 	bind := netip.IPv4Unspecified()
 	if addr.Is6() {
 		bind = netip.IPv6Unspecified()
 	}
 	text := fmt.Sprintf("%s/%s%s=%s", netip.AddrPortFrom(bind, uint16(r.Port)), strings.ToLower(string(protocol)), own+from, name)
 	d.give(c.Name, fmt.Sprintf("%s type %s addr %s port %d", name, strings.ToLower(string(e.Spec.Type)), addr, port), text, "")
-	d.Served = append(d.Served, Served{c.Name, uint16(r.Port), protocol, netip.AddrPortFrom(d.reachable(addr), port), name, r.Service})
+	d.Served = append(d.Served, Served{c.Name, uint16(r.Port), protocol, netip.AddrPortFrom(at, port), name, r.Service})
 	return nil
 }
 

@@ -21,7 +21,8 @@ type Agent struct {
 	running map[string]api.PodState // pods with containers, by UID
 	streams []chan api.PodEvent
 	puts    int
-	changed chan struct{} // closed at each change
+	refuse  func(api.Grant) error // nil: the agent refuses nothing
+	changed chan struct{}         // closed at each change
 }
 
 // NewAgent makes one without grants.
@@ -39,6 +40,11 @@ func (a *Agent) change() {
 func (a *Agent) PutGrant(uid string, g api.Grant) (api.Granted, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if a.refuse != nil {
+		if err := a.refuse(g); err != nil {
+			return api.Granted{}, err
+		}
+	}
 	a.grants[uid] = g
 	a.puts++
 	a.change()
@@ -57,6 +63,13 @@ func (a *Agent) PutGrant(uid string, g api.Grant) (api.Granted, error) {
 		}
 	}
 	return answer, nil
+}
+
+// Refuse has a function say which grants the agent refuses; nil: none.
+func (a *Agent) Refuse(refuse func(api.Grant) error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.refuse = refuse
 }
 
 // DeleteGrant implements node.Agent.

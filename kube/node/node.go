@@ -22,6 +22,9 @@
 // A refusal is put only when a container of the pod has waited for grace, or if the pod has been
 // given something: watches are not ordered among each other, so a pod may come before the policy
 // that was created first.
+//
+// A grant that the agent cannot carry out (api.ErrInvalid) becomes a refusal with the agent's reason:
+// the pod has neither the rules before nor half of the new ones.
 package node
 
 import (

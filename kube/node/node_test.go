@@ -1,7 +1,13 @@
 package node
 
 import (
+	"bytes"
 	"encoding/json"
+	"fmt"
+	"io"
+	"net/http"
+	"slices"
+	"strings"
 	"testing"
 	"time"
 
@@ -10,6 +16,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/tsugiki/tsugiki/api"
@@ -30,10 +37,12 @@ func TestNode(t *testing.T) {
 		{"pods are given what the resources say", testGranted},
 		{"refused pods", testRefused},
 		{"resources that go and come back", testWithdrawn},
+		{"grants that the agent refuses", testAgentRefuses},
 		{"restarts", testRestarts},
 		{"a pod of the same name", testSameName},
 		{"pods that a rule selects", testPeers},
 		{"the status of a pod that has gone", testOldStatus},
+		{"the status of a newer API server", testNewerFields},
 		{"what a node may not do", testPermissions},
 	} {
 		t.Run(test.name, func(t *testing.T) {
@@ -151,6 +160,40 @@ func testWithdrawn(t *testing.T, w *world) {
 	w.gone(p)
 }
 
+// A grant that the agent refuses takes away the one before, and the pod says why.
+func testAgentRefuses(t *testing.T, w *world) {
+	p := w.pod("large", kubetest.NodeName, webLabels)
+	w.granted(p, given)
+	w.register(p)
+	w.condition(p, corev1.ConditionTrue, ReasonGranted, "")
+	w.agent.Refuse(func(g api.Grant) error {
+		if r := g.Containers["nginx"]; slices.ContainsFunc(r.Egress, func(r string) bool { return strings.HasPrefix(r, "10.3.0.0/16=") }) {
+			return fmt.Errorf("%w: 9000 rules and sources, at most 8192 may be", api.ErrInvalid)
+		}
+		return nil
+	})
+	defer w.agent.Refuse(nil)
+	policy := &v1alpha1.GraftPolicy{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "shop"}}
+	reach := func(prefix string) {
+		t.Helper()
+		patch := `{"spec": {"egress": [{"endpoint": "out", "to": ["` + prefix + `"]}]}}`
+		if err := w.admin.Patch(t.Context(), policy, client.RawPatch(types.MergePatchType, []byte(patch))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	reach("10.3.0.0/16")
+	const why = "9000 rules and sources, at most 8192 may be"
+	w.granted(p, refused(why))
+	w.event(p, ReasonWithdrawn, why)
+	w.condition(p, corev1.ConditionFalse, ReasonRefused, why)
+	w.available("web", 0, 0)
+	reach("10.2.0.0/16")
+	w.granted(p, given)
+	w.available("web", 1, 0)
+	w.delete(p)
+	w.gone(p)
+}
+
 func testRestarts(t *testing.T, w *world) {
 	p, q := w.pod("p", kubetest.NodeName, webLabels), w.pod("q", kubetest.NodeName, webLabels)
 	before := w.granted(p, given)
@@ -234,6 +277,62 @@ func testOldStatus(t *testing.T, w *world) {
 	}
 	w.condition(young, corev1.ConditionFalse, ReasonRefused, "this is about the old one")
 	w.delete(young)
+}
+
+// A status is written with the fields that a newer API server has, and that nobody here knows.
+func testNewerFields(t *testing.T, w *world) {
+	w.stop()
+	p := w.pod("newer", kubetest.NodeName, webLabels)
+	newer := rest.CopyConfig(w.config)
+	written := 0
+	newer.WrapTransport = func(next http.RoundTripper) http.RoundTripper {
+		return roundTripper(func(r *http.Request) (*http.Response, error) {
+			if !strings.Contains(r.URL.Path, "/pods/newer") {
+				return next.RoundTrip(r)
+			}
+			if r.Method == http.MethodPut {
+				text, err := io.ReadAll(r.Body)
+				if err != nil {
+					return nil, err
+				}
+				var body struct {
+					Status struct{ FromLater string }
+				}
+				if err := json.Unmarshal(text, &body); err != nil || body.Status.FromLater != "kept" {
+					t.Errorf("the status is written without the field: %v, %.200q", err, text)
+				}
+				written++
+				r.Body = io.NopCloser(bytes.NewReader(text))
+				return next.RoundTrip(r)
+			}
+			answer, err := next.RoundTrip(r)
+			if err != nil || !strings.HasPrefix(answer.Header.Get("Content-Type"), "application/json") {
+				return answer, err
+			}
+			defer answer.Body.Close()
+			var object map[string]any
+			if err := json.NewDecoder(answer.Body).Decode(&object); err != nil {
+				return nil, err
+			}
+			if status, is := object["status"].(map[string]any); is {
+				status["fromLater"] = "kept"
+			}
+			text, err := json.Marshal(object)
+			answer.Body, answer.ContentLength = io.NopCloser(bytes.NewReader(text)), int64(len(text))
+			answer.Header.Del("Content-Length")
+			return answer, err
+		})
+	}
+	c := kubetest.Client(t, newer)
+	n := &Node{Options: Options{Log: log}, client: c, live: c}
+	if err := n.writeStatus(t.Context(), p, &known{}, &grant.Decision{Grant: api.Grant{Refused: "no"}}); err != nil || written != 1 {
+		t.Errorf("%d writes, %v", written, err)
+	}
+	now := w.condition(p, corev1.ConditionFalse, ReasonRefused, "no")
+	if now.Status.HostIP != testkit.HostAddr4.String() {
+		t.Errorf("the status is now %+v", now.Status)
+	}
+	w.delete(p)
 }
 
 func testPermissions(t *testing.T, w *world) {

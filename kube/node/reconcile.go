@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"reflect"
@@ -20,6 +21,10 @@ import (
 	"github.com/tsugiki/tsugiki/kube/caches"
 	"github.com/tsugiki/tsugiki/kube/grant"
 )
+
+// refusedAgain is the pause before the agent is asked again for what it cannot do: what is in the way
+// may be gone.
+const refusedAgain = time.Minute
 
 // Reconcile does for a pod what is missing.
 func (n *Node) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result, error) {
@@ -56,14 +61,26 @@ func (n *Node) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result, erro
 	if wait := n.refusalWaits(k, &d); wait != 0 {
 		return ctrl.Result{RequeueAfter: max(0, wait)}, nil
 	}
-	if err := n.put(&pod, k, session, &d.Grant); err != nil {
+	var result ctrl.Result
+	err = n.put(&pod, k, session, &d.Grant)
+	if errors.Is(err, api.ErrInvalid) && d.Grant.Refused == "" {
+		// Without this, the pod would keep rules that the resources no longer have.
+		d.Grant, d.Served = api.Grant{Namespace: pod.Namespace, Name: pod.Name, Refused: clip("the agent cannot give the pod its rules: " + err.Error())}, nil
+		result.RequeueAfter = refusedAgain
+		err = n.put(&pod, k, session, &d.Grant)
+	}
+	if err != nil {
 		return ctrl.Result{}, err
 	}
 	n.mu.Lock()
 	k.decided = &d
 	n.mu.Unlock()
-	n.writes <- event.TypedGenericEvent[client.Object]{Object: &pod}
-	return ctrl.Result{}, nil
+	select {
+	case n.writes <- event.TypedGenericEvent[client.Object]{Object: &pod}:
+		return result, nil
+	case <-ctx.Done():
+		return ctrl.Result{}, ctx.Err()
+	}
 }
 
 // write writes what became of the last decision about a pod: its status.
@@ -179,6 +196,9 @@ func (n *Node) put(pod *corev1.Pod, k *known, session uint64, g *api.Grant) erro
 	}
 	changed, err := n.Agent.PutGrant(k.uid, *g)
 	if err != nil {
+		n.mu.Lock()
+		k.session = 0 // the agent may have the grant before, or this one: whatever comes next is put
+		n.mu.Unlock()
 		return fmt.Errorf("put the grant of the pod: %w", err)
 	}
 	n.mu.Lock()

@@ -8,6 +8,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -32,7 +34,7 @@ const (
 	ReasonNoPorts   = "NoPorts" // of grant.ConditionPorts
 )
 
-// messageMax is the longest message of an event, in bytes.
+// messageMax is the longest message of an event, and the longest refusal by the agent, in bytes.
 const messageMax = 1000
 
 // writeStatus writes the ports and the conditions of a pod, if they are others.
@@ -54,17 +56,39 @@ func (n *Node) writeStatus(ctx context.Context, pod *corev1.Pod, k *known, d *gr
 	if len(conditions) == 0 && pod.Annotations[AnnotationPorts] == ports {
 		return nil
 	}
-	return n.update(ctx, pod, func(now *corev1.Pod) {
+	return n.update(ctx, pod, func(now *unstructured.Unstructured) error {
+		annotations := now.GetAnnotations()
 		if ports == "" {
-			delete(now.Annotations, AnnotationPorts)
+			delete(annotations, AnnotationPorts)
 		} else {
-			metav1.SetMetaDataAnnotation(&now.ObjectMeta, AnnotationPorts, ports)
+			if annotations == nil {
+				annotations = map[string]string{}
+			}
+			annotations[AnnotationPorts] = ports
 		}
-		for _, c := range conditions {
-			now.Status.Conditions = slices.DeleteFunc(now.Status.Conditions, func(has corev1.PodCondition) bool { return has.Type == c.Type })
-			now.Status.Conditions = append(now.Status.Conditions, c)
-		}
+		now.SetAnnotations(annotations)
+		return setConditions(now, conditions)
 	})
+}
+
+// setConditions replaces conditions of a pod, by their types.
+func setConditions(pod *unstructured.Unstructured, conditions []corev1.PodCondition) error {
+	list, _, err := unstructured.NestedSlice(pod.Object, "status", "conditions")
+	if err != nil {
+		return err
+	}
+	for i := range conditions {
+		c, err := runtime.DefaultUnstructuredConverter.ToUnstructured(&conditions[i])
+		if err != nil {
+			return err
+		}
+		list = slices.DeleteFunc(list, func(has any) bool {
+			old, is := has.(map[string]any)
+			return is && old["type"] == c["type"]
+		})
+		list = append(list, c)
+	}
+	return unstructured.SetNestedSlice(pod.Object, list, "status", "conditions")
 }
 
 // update changes the status of a pod. A pod that has gone, also if another one has its name, needs no
@@ -74,14 +98,20 @@ func (n *Node) writeStatus(ctx context.Context, pod *corev1.Pod, k *known, d *gr
 // no grace period. A patch that finds it so has the API server delete the pod by its name, without a
 // look at the UID (deleteWithoutFinalizers of k8s.io/apiserver, 1.36): it deletes the next pod of the
 // name, if that has been created meanwhile. The UID of an update is a precondition of both.
-func (n *Node) update(ctx context.Context, pod *corev1.Pod, change func(*corev1.Pod)) error {
+//
+// An update has the whole status. So it is read and written without corev1.Pod, which would lose fields
+// of an API server that is newer.
+func (n *Node) update(ctx context.Context, pod *corev1.Pod, change func(*unstructured.Unstructured) error) error {
 	return client.IgnoreNotFound(retry.RetryOnConflict(retry.DefaultRetry, func() error {
-		var now corev1.Pod
-		if err := n.live.Get(ctx, client.ObjectKeyFromObject(pod), &now); err != nil || now.UID != pod.UID {
+		now := &unstructured.Unstructured{}
+		now.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("Pod"))
+		if err := n.live.Get(ctx, client.ObjectKeyFromObject(pod), now); err != nil || now.GetUID() != pod.UID {
 			return err
 		}
-		change(&now)
-		return n.client.Status().Update(ctx, &now)
+		if err := change(now); err != nil {
+			return err
+		}
+		return n.client.Status().Update(ctx, now)
 	}))
 }
 
@@ -127,11 +157,16 @@ func (n *Node) condition(k *known, d *grant.Decision) *corev1.PodCondition {
 
 // tell writes an event on a pod.
 func (n *Node) tell(pod *corev1.Pod, kind, reason, message string) {
+	about := &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
+	n.events.Eventf(about, nil, kind, reason, "Graft", "%s", clip(message))
+}
+
+// clip ends a message after messageMax bytes.
+func clip(message string) string {
 	for i := min(len(message), messageMax); i < len(message); i-- {
 		if utf8.RuneStart(message[i]) {
 			message = message[:i]
 		}
 	}
-	about := &corev1.ObjectReference{APIVersion: "v1", Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID}
-	n.events.Eventf(about, nil, kind, reason, "Graft", "%s", message)
+	return message
 }
