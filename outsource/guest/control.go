@@ -49,6 +49,17 @@ var errEnded = errors.New("the control stream has ended")
 
 // dial connects to a port of the host. It waits for the answer of the host at most patience.
 func dial(port uint32, patience time.Duration) (int, error) {
+	for end := time.Now().Add(patience); ; {
+		fd, err := dialOnce(port, patience)
+		// A signal, such as Go's own, ends a connect(2) that waits (vsock_connect), and with it the socket's
+		// connection.
+		if !errors.Is(err, unix.EINTR) || time.Now().After(end) {
+			return fd, err
+		}
+	}
+}
+
+func dialOnce(port uint32, patience time.Duration) (int, error) {
 	fd, err := unix.Socket(unix.AF_VSOCK, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if errors.Is(err, unix.EAFNOSUPPORT) {
 		return -1, errors.New("this kernel has no vsock; load the module vmw_vsock_virtio_transport")
