@@ -13,7 +13,6 @@ import (
 
 	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/kube/v1alpha1"
-	"github.com/tsugiki/tsugiki/policy"
 )
 
 // Peer is a pod of the node that a rule may select.
@@ -33,7 +32,7 @@ type Peer struct {
 // grant, in bytes.
 const (
 	sourcesMax = 2048
-	rowsMax    = policy.SourcesMax
+	rowsMax    = 8192
 	sizeMax    = 1 << 20
 )
 
