@@ -64,7 +64,7 @@ run dig +short www.test
 run dig +short +tcp www.test
 run redis-cli -h %[1]s set key value
 run redis-cli -h www.test get key
-for how in "" -R "-u -b 100M" "-u -b 100M -R"; do
+for how in "" -R; do
 	tsugiki guest run -- iperf3 -c %[1]s -n 4M -J $how > /tmp/iperf3; echo "iperf3 $how says $?"
 	grep -q '"error"' /tmp/iperf3 && cat /tmp/iperf3
 done
@@ -88,7 +88,7 @@ kill %%1 %%2 %%3; wait
 	for _, want := range []string{
 		"page of the remote for " + host, "curl says 0", "curl says 7", remote, "dig says 0", remote, "dig says 0",
 		"OK", "redis-cli says 0", "value", "redis-cli says 0",
-		"iperf3  says 0", "iperf3 -R says 0", "iperf3 -u -b 100M says 0", "iperf3 -u -b 100M -R says 0",
+		"iperf3  says 0", "iperf3 -R says 0",
 	} {
 		g.Expect(want)
 	}
@@ -113,7 +113,8 @@ kill %%1 %%2 %%3; wait
 		}
 	}
 	ask("redis-benchmark", "-h", host, "-p", "6380", "-t", "set,get", "-d", "16384", "-c", "20", "-n", "2000", "-q")
-	for i, how := range [][]string{nil, {"-R"}, {"-u", "-b", "100M"}, {"-u", "-b", "100M", "-R"}} {
+	// iperf3 -u ends if its first datagram is lost, which a loaded machine may do.
+	for i, how := range [][]string{nil, {"-R"}} {
 		g.Expect(fmt.Sprintf("Server listening on 5201 (test #%d)", i+1)) // it listens anew for each
 		ask("iperf3", append([]string{"-c", host, "-p", "5301", "-n", "4M"}, how...)...)
 	}
