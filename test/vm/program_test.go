@@ -249,9 +249,6 @@ func TestGoProgram(t *testing.T) {
 		g.Expect("check " + name + ": ok")
 	}
 	g.Expect("listening at 0.0.0.0:9000")
-	if !testkit.Soaking() {
-		return // once in about 15 runs the server's first connection ended without a byte: not explained yet
-	}
 	for _, word := range []string{"hello", "end"} {
 		var c net.Conn
 		err := top.Remote.Do(func() (err error) {
