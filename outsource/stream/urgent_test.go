@@ -2,7 +2,6 @@ package stream
 
 import (
 	"io"
-	"net"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -12,35 +11,13 @@ import (
 	"github.com/tsugiki/tsugiki/outsource/wire"
 )
 
-// sendUrgent sends bytes before and after an urgent one (MSG_OOB).
-func sendUrgent(t *testing.T, c *net.TCPConn) {
-	t.Helper()
-	raw, err := c.SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
-	err = raw.Control(func(fd uintptr) {
-		for _, part := range []struct {
-			text  string
-			flags int
-		}{{"before", 0}, {"!", unix.MSG_OOB}, {"after", 0}} {
-			if err := unix.Send(int(fd), []byte(part.text), part.flags); err != nil {
-				t.Error(err)
-			}
-		}
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-}
-
 // TestUrgentByte has a peer send an urgent byte between others. splice(2) ends at its mark: the guest gets the
 // bytes behind it, too, while the peer goes on and when it has ended.
 func TestUrgentByte(t *testing.T) {
 	const want = "beforeafter"
 	t.Run("goes on", func(t *testing.T) {
 		c, peer := newRig(t).data(7)
-		sendUrgent(t, peer)
+		testkit.SendUrgent(t, peer)
 		b := make([]byte, len(want))
 		if n, err := io.ReadFull(c, b); err != nil || string(b) != want {
 			t.Errorf("%q, %v", b[:n], err)
@@ -51,7 +28,7 @@ func TestUrgentByte(t *testing.T) {
 		c := r.open(wire.ControlPort)
 		q := r.request()
 		s, peer := tcp(t)
-		sendUrgent(t, peer)
+		testkit.SendUrgent(t, peer)
 		if err := peer.CloseWrite(); err != nil {
 			t.Fatal(err)
 		}

@@ -30,23 +30,7 @@ func TestUrgentByte(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer peer.Close()
-	raw, err := peer.(*net.TCPConn).SyscallConn()
-	if err != nil {
-		t.Fatal(err)
-	}
-	err = raw.Control(func(fd uintptr) {
-		for _, part := range []struct {
-			text  string
-			flags int
-		}{{"before", 0}, {"!", unix.MSG_OOB}, {"after", 0}} {
-			if err := unix.Send(int(fd), []byte(part.text), part.flags); err != nil {
-				t.Error(err)
-			}
-		}
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
+	testkit.SendUrgent(t, peer.(*net.TCPConn))
 	testkit.Eventually(t, func() error { // the device is to find all of it
 		if n, err := unix.IoctlGetInt(sock, unix.TIOCINQ); err != nil || n < len("before") {
 			return fmt.Errorf("%d bytes: %w", n, err)
