@@ -50,7 +50,7 @@ var errEnded = errors.New("the control stream has ended")
 // dial connects to a port of the host. It waits for the answer of the host at most patience.
 func dial(port uint32, patience time.Duration) (int, error) {
 	for end := time.Now().Add(patience); ; {
-		fd, err := dialOnce(port, patience)
+		fd, err := dialOnce(port, time.Until(end))
 		// A signal, such as Go's own, ends a connect(2) that waits (vsock_connect), and with it the socket's
 		// connection.
 		if !errors.Is(err, unix.EINTR) || time.Now().After(end) {
