@@ -22,7 +22,11 @@ func (s *supervisor) connect(c *caller, k *kind) (answer, error) {
 	if err != nil || !is {
 		return carryOn, err
 	}
+	repeated := s.unheard.take(change{k.handle, to})
 	if k.connected {
+		if repeated {
+			return answer{}, nil
+		}
 		return answer{errno: unix.EISCONN}, nil
 	}
 	if staysInGuest(to) {
@@ -61,6 +65,9 @@ func (s *supervisor) connect(c *caller, k *kind) (answer, error) {
 		}
 		return a, err
 	}
+	if repeated && !waits && (errno == unix.EALREADY || errno == unix.EISCONN) {
+		return answer{errno: unix.EINPROGRESS, change: change{k.handle, to}}, nil
+	}
 	if errno != 0 && errno != unix.EINPROGRESS {
 		return answer{errno: errno}, nil
 	}
@@ -74,7 +81,9 @@ func (s *supervisor) connect(c *caller, k *kind) (answer, error) {
 		}
 		return s.finish(c, k.file, k.handle)
 	}
-	return s.connectNew(c, k, reply.Handle, waits)
+	a, err := s.connectNew(c, k, reply.Handle, waits)
+	a.change = change{reply.Handle, to}
+	return a, err
 }
 
 // connectNew connects a new socket to the data port of a handle, and puts it in the place of the
@@ -236,15 +245,23 @@ func (s *supervisor) connectData(file int, handle uint32) error {
 
 // bind answers bind(2). What no rule covers is the guest's own.
 func (s *supervisor) bind(c *caller, k *kind) (answer, error) {
-	if k.handle != 0 {
+	at, is, err := c.name(c.args[1], c.number(2))
+	if k.handle != 0 && err == nil {
+		if is && s.unheard.take(change{k.handle, at}) {
+			return answer{}, nil
+		}
 		return answer{errno: unix.EINVAL}, nil
 	}
-	at, is, err := c.name(c.args[1], c.number(2))
 	if err != nil || !is || at.Addr().Unmap().IsLoopback() {
 		return carryOn, err
 	}
 	if own, err := ownName(k.file); err != nil || own.Port() != 0 {
 		return carryOn, faultOf(err) // it is bound
+	}
+	s.binding.Lock()
+	defer s.binding.Unlock()
+	if err := c.valid(); err != nil {
+		return answer{}, err
 	}
 	reply, err := s.control.call(&wire.Message{Op: wire.Bind, Type: unix.SOCK_STREAM, Name: at, Flags: flagsOf(at), Options: optionsOf(k)})
 	if err != nil {
@@ -269,7 +286,7 @@ func (s *supervisor) bind(c *caller, k *kind) (answer, error) {
 		s.letGo(reply.Handle)
 		return carryOn, faultOf(err)
 	}
-	return answer{}, nil
+	return answer{change: change{reply.Handle, at}}, nil
 }
 
 // listen answers listen(2): the guest's queue first, because the host dials at once.
@@ -292,55 +309,81 @@ func (s *supervisor) accept(c *caller, k *kind, flags int) (answer, error) {
 	if flags&^(unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC) != 0 {
 		return answer{errno: unix.EINVAL}, nil
 	}
-	file, err := s.acceptWaiting(c, k)
+	waits, err := blocks(k.file)
 	if err != nil {
-		return answer{}, err
+		return answer{}, faultOf(err)
 	}
-	defer unix.Close(file)
-	if c.args[1] != 0 {
-		handle, port, _ := handleOf(file)
-		handle, err := s.which(handle, port)
-		var peer netip.AddrPort
-		if err == nil {
-			_, peer, err = s.names(handle)
+	for {
+		err := s.acceptOnce(c, k, flags)
+		if !errors.Is(err, unix.EAGAIN) || !waits {
+			return answer{given: err == nil}, err
 		}
-		if err == nil {
-			err = c.give(sockaddr.Bytes(peer), c.args[1], c.args[2], true)
-		}
-		if err != nil {
+		if err := c.await(k.file, unix.POLLIN, unix.SO_RCVTIMEO, k.file); err != nil {
 			return answer{}, err
 		}
 	}
-	if flags&unix.SOCK_NONBLOCK != 0 {
-		if err := unix.SetNonblock(file, true); err != nil {
-			return answer{}, faultOf(err)
-		}
+}
+
+// acceptOnce gives a call the next connection; the error is EAGAIN if there is none. A connection that the
+// program does not get, because a signal has interrupted its call or it has no number left, is that of the next
+// accept(2).
+func (s *supervisor) acceptOnce(c *caller, k *kind, flags int) error {
+	q := s.queues.hold(k.handle)
+	defer s.queues.release(k.handle, q)
+	if err := c.valid(); err != nil {
+		return err
+	}
+	file, err := q.next(func() (file int, err error) {
+		err = s.withoutWaiting(k.file, func() error {
+			file, _, err = unix.Accept4(k.file, unix.SOCK_CLOEXEC)
+			return err
+		})
+		return file, err
+	})
+	if err != nil {
+		return err
+	}
+	err = s.tellPeer(c, file)
+	keep := errors.Is(err, errStale) // else it ends, as the kernel ends one whose name has no room
+	if err == nil {
+		err = s.hand(c, file, flags)
+		keep = err != nil
+	}
+	if keep {
+		q.files = append([]int{file}, q.files...)
+	} else {
+		unix.Close(file)
+	}
+	return err
+}
+
+// tellPeer writes the name of a connection's peer where accept(2) wants it.
+func (s *supervisor) tellPeer(c *caller, file int) error {
+	if c.args[1] == 0 {
+		return nil
+	}
+	handle, port, _ := handleOf(file)
+	handle, err := s.which(handle, port)
+	if err != nil {
+		return err
+	}
+	_, peer, err := s.names(handle)
+	if err != nil {
+		return err
+	}
+	return c.give(sockaddr.Bytes(peer), c.args[1], c.args[2], true)
+}
+
+// hand gives a program a connection, and answers its call with the number.
+func (s *supervisor) hand(c *caller, file, flags int) error {
+	if err := unix.SetNonblock(file, flags&unix.SOCK_NONBLOCK != 0); err != nil {
+		return faultOf(err)
 	}
 	a := addFD{id: c.id, srcFD: uint32(file)}
 	if flags&unix.SOCK_CLOEXEC != 0 {
 		a.newFDFlags = unix.O_CLOEXEC
 	}
-	number, err := s.listener.add(&a)
-	return answer{value: int64(number)}, err // the program's limits are its errno
-}
-
-func (s *supervisor) acceptWaiting(c *caller, k *kind) (file int, err error) {
-	waits, err := blocks(k.file)
-	if err != nil {
-		return -1, faultOf(err)
-	}
-	for {
-		err = s.withoutWaiting(k.file, func() (err error) {
-			file, _, err = unix.Accept4(k.file, unix.SOCK_CLOEXEC)
-			return err
-		})
-		if !errors.Is(err, unix.EAGAIN) || !waits {
-			return file, err
-		}
-		if err := c.await(k.file, unix.POLLIN, unix.SO_RCVTIMEO, k.file); err != nil {
-			return -1, err
-		}
-	}
+	return s.listener.addAndAnswer(&a) // the program's limits are its errno
 }
 
 // which returns the handle of a connection. If the connection's names do not say it, they say the listener

@@ -3,6 +3,8 @@ package guest
 import (
 	"errors"
 	"fmt"
+	"math"
+	"runtime"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -89,12 +91,39 @@ func (l listener) add(a *addFD) (int, error) {
 	}
 }
 
+// addAndAnswer installs a file in the program and answers its call with the number. On an error the program
+// has not got the file. A signal that interrupted the ioctl would leave a call that is answered by 0 (see
+// docs/DECISIONS.md), so there is none.
+func (l listener) addAndAnswer(a *addFD) error {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	var all, former unix.Sigset_t
+	for i := range all.Val {
+		all.Val[i] = math.MaxUint64
+	}
+	if err := unix.PthreadSigmask(unix.SIG_SETMASK, &all, &former); err != nil {
+		return faultOf(err)
+	}
+	defer unix.PthreadSigmask(unix.SIG_SETMASK, &former, nil) //nolint:errcheck // it did just now
+	a.flags |= unix.SECCOMP_ADDFD_FLAG_SEND
+	_, err := l.ioctl(unix.SECCOMP_IOCTL_NOTIF_ADDFD, unsafe.Pointer(a))
+	if !errors.Is(err, unix.EINVAL) {
+		return err
+	}
+	a.flags &^= unix.SECCOMP_ADDFD_FLAG_SEND // Linux before 5.14
+	number, err := l.ioctl(unix.SECCOMP_IOCTL_NOTIF_ADDFD, unsafe.Pointer(a))
+	if err != nil {
+		return err
+	}
+	return l.answer(&response{id: a.id, value: int64(number)})
+}
+
 func (l listener) ioctl(request uint, arg unsafe.Pointer) (int, error) {
 	r, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(l), uintptr(request), uintptr(arg))
 	switch errno {
 	case 0:
 		return int(r), nil
-	case unix.ENOENT, unix.EINPROGRESS:
+	case unix.ENOENT, unix.EINPROGRESS, unix.ESRCH: // ESRCH: it ended while a file was installed
 		return -1, errStale
 	}
 	return -1, errno

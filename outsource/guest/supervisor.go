@@ -18,6 +18,11 @@ type supervisor struct {
 	control  *control
 	listener listener
 	log      *slog.Logger
+	queues   queues
+	unheard  unheard
+	// binding is held during a bind: if a signal interrupts the call, it is made again, and must find the port
+	// free.
+	binding sync.Mutex
 	// flags is held while O_NONBLOCK of a program's file is another than the program's.
 	flags sync.Mutex
 }
@@ -25,11 +30,12 @@ type supervisor struct {
 // proceed says that the kernel carries on with the call.
 const proceed = 1 // SECCOMP_USER_NOTIF_FLAG_CONTINUE
 
-// answer is how a call goes on: with an errno, with a value, or as the kernel does it.
+// answer is how a call goes on: with an errno, with 0, or as the kernel does it.
 type answer struct {
 	proceed bool
-	value   int64
+	given   bool // the answer was given already
 	errno   unix.Errno
+	change  change // that the call has made
 }
 
 var carryOn = answer{proceed: true}
@@ -55,7 +61,7 @@ func (s *supervisor) reply(n *notification) {
 	a, err := s.handle(n)
 	var errno unix.Errno
 	switch {
-	case errors.Is(err, errStale):
+	case errors.Is(err, errStale), a.given:
 		return
 	case errors.As(err, &errno):
 		r = response{id: n.id, errno: -int32(errno)}
@@ -64,9 +70,12 @@ func (s *supervisor) reply(n *notification) {
 	case a.errno != 0:
 		r = response{id: n.id, errno: -int32(a.errno)}
 	case !a.proceed:
-		r = response{id: n.id, value: a.value}
+		r = response{id: n.id}
 	}
-	if err := s.listener.answer(&r); err != nil && !errors.Is(err, errStale) {
+	err = s.listener.answer(&r)
+	if errors.Is(err, errStale) {
+		s.unheard.add(a.change)
+	} else if err != nil {
 		s.log.Error("answer a call", "pid", n.tid, "syscall", n.nr, "err", err)
 	}
 }

@@ -11,10 +11,13 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"testing"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -172,13 +175,14 @@ func echo(addr string, size int) error {
 	return nil
 }
 
-// serveEcho serves the test until it says the end.
+// serveEcho serves the test until it says the end. Signals interrupt all of its calls.
 func serveEcho() error {
 	l, err := net.Listen("tcp4", ":9000")
 	if err != nil {
 		return err
 	}
 	defer l.Close()
+	defer interrupt()()
 	fmt.Println("listening at", l.Addr())
 	for {
 		c, err := l.Accept()
@@ -193,6 +197,26 @@ func serveEcho() error {
 		if err = errors.Join(err, werr); err != nil || string(line[:n]) == "end" {
 			return err
 		}
+	}
+}
+
+// interrupt sends SIGURG, which Go's programs handle, to all threads of the process, until end is called.
+func interrupt() (end func()) {
+	var ended atomic.Bool
+	var work sync.WaitGroup
+	work.Go(func() {
+		for !ended.Load() {
+			threads, _ := os.ReadDir("/proc/self/task")
+			for _, thread := range threads {
+				number, _ := strconv.Atoi(thread.Name())
+				_ = unix.Tgkill(os.Getpid(), number, unix.SIGURG) // ESRCH: it has ended
+			}
+			time.Sleep(time.Millisecond)
+		}
+	})
+	return func() {
+		ended.Store(true)
+		work.Wait()
 	}
 }
 
@@ -249,7 +273,7 @@ func TestGoProgram(t *testing.T) {
 		g.Expect("check " + name + ": ok")
 	}
 	g.Expect("listening at 0.0.0.0:9000")
-	for _, word := range []string{"hello", "end"} {
+	for _, word := range append(slices.Repeat([]string{"hello"}, 100), "end") {
 		var c net.Conn
 		err := top.Remote.Do(func() (err error) {
 			c, err = net.Dial("tcp", netip.AddrPortFrom(testkit.HostAddr4, 9001).String())

@@ -1,0 +1,95 @@
+package guest
+
+import (
+	"sync"
+	"time"
+
+	"golang.org/x/sys/unix"
+)
+
+// queues are those of accepted connections, by the handle of their listener. The kernel's queue is the
+// listener's own; what is here was taken of it for a call that did not get it. The zero value is ready.
+type queues struct {
+	mu      sync.Mutex // guards what follows
+	of      map[uint32]*queue
+	looking bool
+}
+
+// queue is held while a connection is on its way to a call: the call is made again if a signal interrupts it,
+// and must find the connection.
+type queue struct {
+	sync.Mutex
+	files []int
+	users int // guarded by queues.mu
+}
+
+// keptLook is how often connections are looked at that no call has taken: they end with their listeners.
+const keptLook = time.Second
+
+// hold returns a listener's queue, locked.
+func (q *queues) hold(listener uint32) *queue {
+	q.mu.Lock()
+	if q.of == nil {
+		q.of = map[uint32]*queue{}
+	}
+	l := q.of[listener]
+	if l == nil {
+		l = new(queue)
+		q.of[listener] = l
+	}
+	l.users++
+	q.mu.Unlock()
+	l.Lock()
+	return l
+}
+
+// release lets go of a queue.
+func (q *queues) release(listener uint32, l *queue) {
+	kept := len(l.files) > 0
+	l.Unlock()
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	l.users--
+	if !kept {
+		q.forget(listener, l)
+	} else if !q.looking {
+		q.looking = true
+		time.AfterFunc(keptLook, q.look)
+	}
+}
+
+// forget takes a queue out of the list that nobody uses. The caller holds mu.
+func (q *queues) forget(listener uint32, l *queue) {
+	if l.users == 0 && len(l.files) == 0 {
+		delete(q.of, listener)
+	}
+}
+
+// look closes the connections of listeners that have gone, as the kernel does with its queue.
+func (q *queues) look() {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	for listener, l := range q.of {
+		if l.users > 0 || !isFree(listener) {
+			continue
+		}
+		for _, file := range l.files {
+			unix.Close(file)
+		}
+		delete(q.of, listener)
+	}
+	if q.looking = len(q.of) > 0; q.looking {
+		time.AfterFunc(keptLook, q.look)
+	}
+}
+
+// next returns a connection that was kept, or else the next one of the kernel's queue. It does not wait: the
+// error is EAGAIN if there is none.
+func (l *queue) next(accept func() (int, error)) (int, error) {
+	if len(l.files) == 0 {
+		return accept()
+	}
+	file := l.files[0]
+	l.files = l.files[1:]
+	return file, nil
+}
