@@ -59,7 +59,7 @@ func Run(p Program) (unix.WaitStatus, error) {
 		return 0, err
 	}
 	defer unix.Close(int(l))
-	s := &supervisor{control: c, listener: l, log: p.Log}
+	s := &supervisor{control: c, listener: l, log: p.Log, queues: newQueues()}
 	served := make(chan error, 1)
 	go func() { served <- s.serve() }()
 	status, err := wait(cmd)

@@ -8,12 +8,16 @@ import (
 )
 
 // queues are those of accepted connections, by the handle of their listener. The kernel's queue is the
-// listener's own; what is here was taken of it for a call that did not get it. The zero value is ready.
+// listener's own; what is here was taken of it for a call that did not get it.
 type queues struct {
 	mu      sync.Mutex // guards what follows
 	of      map[uint32]*queue
 	looking bool
+
+	isFree func(handle uint32) bool // a variable for tests
 }
+
+func newQueues() *queues { return &queues{of: map[uint32]*queue{}, isFree: isFree} }
 
 // queue is held while a connection is on its way to a call: the call is made again if a signal interrupts it,
 // and must find the connection.
@@ -29,9 +33,6 @@ const keptLook = time.Second
 // hold returns a listener's queue, locked.
 func (q *queues) hold(listener uint32) *queue {
 	q.mu.Lock()
-	if q.of == nil {
-		q.of = map[uint32]*queue{}
-	}
 	l := q.of[listener]
 	if l == nil {
 		l = new(queue)
@@ -45,23 +46,16 @@ func (q *queues) hold(listener uint32) *queue {
 
 // release lets go of a queue.
 func (q *queues) release(listener uint32, l *queue) {
-	kept := len(l.files) > 0
 	l.Unlock()
 	q.mu.Lock()
 	defer q.mu.Unlock()
-	l.users--
-	if !kept {
-		q.forget(listener, l)
-	} else if !q.looking {
+	switch l.users--; {
+	case l.users > 0:
+	case len(l.files) == 0:
+		delete(q.of, listener)
+	case !q.looking:
 		q.looking = true
 		time.AfterFunc(keptLook, q.look)
-	}
-}
-
-// forget takes a queue out of the list that nobody uses. The caller holds mu.
-func (q *queues) forget(listener uint32, l *queue) {
-	if l.users == 0 && len(l.files) == 0 {
-		delete(q.of, listener)
 	}
 }
 
@@ -70,7 +64,7 @@ func (q *queues) look() {
 	q.mu.Lock()
 	defer q.mu.Unlock()
 	for listener, l := range q.of {
-		if l.users > 0 || !isFree(listener) {
+		if l.users > 0 || !q.isFree(listener) {
 			continue
 		}
 		for _, file := range l.files {

@@ -18,7 +18,7 @@ type supervisor struct {
 	control  *control
 	listener listener
 	log      *slog.Logger
-	queues   queues
+	queues   *queues
 	unheard  unheard
 	// binding is held during a bind: if a signal interrupts the call, it is made again, and must find the port
 	// free.

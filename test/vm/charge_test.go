@@ -32,6 +32,7 @@ func TestAgentChargesVMM(t *testing.T) {
 	script := fmt.Sprintf(`
 until [ -e /tmp/end ]; do (echo all; dd if=/dev/zero bs=64k count=64 2>/dev/null) | tsugiki guest run -- nc %s %d | tail -c 1 >/dev/null; echo round; done &
 tsugiki guest run -- nc %s 7100
+touch /tmp/end; wait
 `, testkit.RemoteAddr4, echoPort, testkit.RemoteAddr4)
 	l := listenIn(t, n.top.Remote, fmt.Sprintf("%s:7100", testkit.RemoteAddr4))
 	enter := `for d in "$1" "$2"; do echo $$ > $d/cgroup.procs; done; shift 2; exec "$@"`
