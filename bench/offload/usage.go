@@ -4,19 +4,15 @@ import (
 	"bufio"
 	"bytes"
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
-	"sync/atomic"
 	"time"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/internal/sys/proc"
-	"github.com/tsugiki/tsugiki/internal/sys/thread"
 )
 
 // used is what was spent until now.
@@ -68,7 +64,11 @@ func switchTime(namespace uint64) (sum time.Duration, err error) {
 			continue
 		}
 		var t unix.Timespec
-		if err := unix.ClockGettime(clock, &t); err != nil {
+		err = unix.ClockGettime(clock, &t)
+		if _, gone := os.Stat(dir); gone != nil {
+			continue
+		}
+		if err != nil {
 			return 0, fmt.Errorf("read clock of %s: %w", bytes.TrimSpace(name), err)
 		}
 		sum += time.Duration(t.Nano())
@@ -98,56 +98,4 @@ func received() (sum uint64, err error) {
 		return sum, nil
 	}
 	return 0, fmt.Errorf("/proc/softirqs has no NET_RX")
-}
-
-// Shares of the load.
-const (
-	slice    = 10 * time.Millisecond
-	busy     = 8 * time.Millisecond
-	loadPort = 9  // discard: nobody listens, and the answers are ICMP errors
-	burst    = 32 // datagrams between two sleeps
-	loadSize = 1400
-)
-
-// startLoad has a thread of CPU 0 busy, and sends datagrams on a way.
-func startLoad(w *way) (stop func()) {
-	var ended atomic.Bool
-	var work sync.WaitGroup
-	work.Go(func() {
-		_ = thread.Do(func() error {
-			var set unix.CPUSet
-			set.Set(0)
-			err := unix.SchedSetaffinity(0, &set)
-			for !ended.Load() {
-				for began := time.Now(); time.Since(began) < busy; {
-				}
-				time.Sleep(slice - busy)
-			}
-			return err
-		})
-	})
-	work.Go(func() {
-		_ = w.from.NS.Do(func() error {
-			var set unix.CPUSet
-			set.Set(0)
-			c, err := net.DialUDP("udp4", nil, &net.UDPAddr{IP: w.to.Addr.AsSlice(), Port: loadPort})
-			if err == nil {
-				err = unix.SchedSetaffinity(0, &set)
-			}
-			if err != nil {
-				return err
-			}
-			defer c.Close()
-			for data := make([]byte, loadSize); !ended.Load(); time.Sleep(time.Millisecond) {
-				for range burst {
-					_, _ = c.Write(data) // refused: an ICMP error has come back
-				}
-			}
-			return nil
-		})
-	})
-	return func() {
-		ended.Store(true)
-		work.Wait()
-	}
 }

@@ -20,11 +20,12 @@ import (
 // port is where both ends are.
 const port = 7
 
-// patience is how long an answer may take before it is lost.
-const patience = 200 * time.Millisecond
-
-// lostMax is how many may be lost in any case: a path's first ones, say, until neighbors are known.
-const lostMax = 50
+// Times of a measurement.
+const (
+	again = 200 * time.Millisecond // without an answer, after which the next datagram is sent
+	dead  = time.Minute            // without any answer, after which nothing passes
+	look  = 10 * time.Millisecond  // after which the answering end looks whether it should end
+)
 
 // End is one of the two.
 type End struct {
@@ -32,13 +33,14 @@ type End struct {
 	Addr netip.Addr // IPv4
 }
 
-// socket opens a UDP socket without checksums, which a switch in user space does not compute.
-func (e End) socket() (int, error) {
+// socket opens a UDP socket without checksums, which a switch in user space does not compute. Its reads
+// wait for a time.
+func (e End) socket(wait time.Duration) (int, error) {
 	s, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return -1, err
 	}
-	limit := unix.NsecToTimeval(int64(patience))
+	limit := unix.NsecToTimeval(int64(wait))
 	err = errors.Join(unix.SetsockoptInt(s, unix.SOL_SOCKET, unix.SO_NO_CHECK, 1),
 		unix.SetsockoptTimeval(s, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &limit),
 		unix.Bind(s, &unix.SockaddrInet4{Addr: e.Addr.As4(), Port: port}))
@@ -48,15 +50,15 @@ func (e End) socket() (int, error) {
 	return s, err
 }
 
-// onCPU0 runs a function with a socket, on a thread of CPU 0 that ends with it.
-func (e End) onCPU0(f func(socket int) error) error {
+// onCPU0 runs a function with a socket, on a thread of CPU 0 that ends with it. Reads wait for a time.
+func (e End) onCPU0(wait time.Duration, f func(socket int) error) error {
 	return e.NS.Do(func() error {
 		var set unix.CPUSet
 		set.Set(0)
 		if err := unix.SchedSetaffinity(0, &set); err != nil {
 			return err
 		}
-		s, err := e.socket()
+		s, err := e.socket(wait)
 		if err != nil {
 			return err
 		}
@@ -66,13 +68,14 @@ func (e End) onCPU0(f func(socket int) error) error {
 }
 
 // Measure measures round trips from one end to the other, one after the other, until it has as many
-// as it should. Datagrams without an answer are lost, and counted: a switch that has too much to do
-// drops packets.
+// as it should. An answer may come late: its round trip is as long as it took. If none comes for 200
+// milliseconds, the next datagram is sent. Those that are not answered in the end are lost, and counted:
+// a switch that has too much to do drops packets. If no answer comes for a minute, that is an error.
 func Measure(from, to End, payload, count int) (times []time.Duration, lost int, err error) {
 	ready, answered := make(chan struct{}), make(chan error, 1)
 	var ended atomic.Bool
 	go func() {
-		answered <- to.onCPU0(func(s int) error {
+		answered <- to.onCPU0(look, func(s int) error {
 			close(ready)
 			return answer(s, payload, &ended)
 		})
@@ -82,11 +85,11 @@ func Measure(from, to End, payload, count int) (times []time.Duration, lost int,
 	case err := <-answered:
 		return nil, 0, err
 	}
-	err = from.onCPU0(func(s int) error {
+	err = from.onCPU0(again, func(s int) error {
 		if err := unix.Connect(s, &unix.SockaddrInet4{Addr: to.Addr.As4(), Port: port}); err != nil {
 			return err
 		}
-		times, lost, err = ask(s, payload, count)
+		times, lost, err = ask(s, payload, count, dead)
 		return err
 	})
 	ended.Store(true)
@@ -111,42 +114,57 @@ func answer(s, payload int, ended *atomic.Bool) error {
 	return nil
 }
 
-// ask numbers its datagrams: an answer that comes late is not the next one's.
-func ask(s, payload, count int) (times []time.Duration, lost int, err error) {
+// last is the number of the last datagram of this process. Late answers to an earlier measurement come to
+// the same port, and are not this one's. There is one measurement at a time.
+var last atomic.Uint64
+
+// ask sends datagrams until there are as many answers as it should have, or none for a time.
+func ask(s, payload, count int, limit time.Duration) (times []time.Duration, lost int, err error) {
 	out, in := make([]byte, payload), make([]byte, payload)
-	for number := uint64(1); len(times) < count; number++ {
-		binary.NativeEndian.PutUint64(out, number)
-		began := time.Now()
-		if _, err := unix.Write(s, out); err != nil {
-			return nil, lost, fmt.Errorf("send: %w", err)
+	first := last.Load() + 1
+	sent := make([]time.Time, 0, count) // when each datagram was sent; zero: its answer has come
+	for heard := time.Now(); len(times) < count; {
+		if time.Since(heard) > limit {
+			return nil, 0, fmt.Errorf("%d of %d datagrams have no answer, and the last answer came %s ago", len(sent)-len(times), len(sent), limit)
 		}
-		for {
+		binary.NativeEndian.PutUint64(out, last.Add(1))
+		sent = append(sent, time.Now())
+		if _, err := unix.Write(s, out); err != nil && !passing(err) {
+			return nil, 0, fmt.Errorf("send: %w", err)
+		}
+		for newest := len(sent) - 1; !sent[newest].IsZero() && len(times) < count; {
 			_, err := unix.Read(s, in)
 			if errors.Is(err, unix.EAGAIN) {
-				if lost++; lost > lostMax && lost > len(times) {
-					return nil, lost, fmt.Errorf("%d of %d datagrams have no answer", lost, number)
-				}
 				break
 			}
-			if errors.Is(err, unix.EINTR) || err == nil && binary.NativeEndian.Uint64(in) != number {
+			if passing(err) {
 				continue
 			}
 			if err != nil {
-				return nil, lost, fmt.Errorf("receive answer: %w", err)
+				return nil, 0, fmt.Errorf("receive answer: %w", err)
 			}
-			times = append(times, time.Since(began))
-			break
+			i := binary.NativeEndian.Uint64(in) - first
+			if i >= uint64(len(sent)) || sent[i].IsZero() {
+				continue
+			}
+			heard = time.Now()
+			times = append(times, heard.Sub(sent[i]))
+			sent[i] = time.Time{}
 		}
 	}
-	return times, lost, nil
+	return times, len(sent) - len(times), nil
 }
+
+// passing tells whether a socket's error says nothing of the next datagram. The answering end of an
+// earlier measurement refuses what comes late.
+func passing(err error) bool { return errors.Is(err, unix.EINTR) || errors.Is(err, unix.ECONNREFUSED) }
 
 // Stream sends a datagram each millisecond until ctx ends, and tells when answers came.
 func Stream(ctx context.Context, from, to End, answers chan<- time.Time) error {
 	ready, answered := make(chan struct{}), make(chan error, 1)
 	var ended atomic.Bool
 	go func() {
-		answered <- to.onCPU0(func(s int) error {
+		answered <- to.onCPU0(look, func(s int) error {
 			close(ready)
 			return answer(s, streamSize, &ended)
 		})
@@ -156,7 +174,7 @@ func Stream(ctx context.Context, from, to End, answers chan<- time.Time) error {
 	case err := <-answered:
 		return err
 	}
-	err := from.onCPU0(func(s int) error {
+	err := from.onCPU0(again, func(s int) error {
 		if err := unix.Connect(s, &unix.SockaddrInet4{Addr: to.Addr.As4(), Port: port}); err != nil {
 			return err
 		}

@@ -268,7 +268,9 @@ func TestFlood(t *testing.T) {
 	d := newDriver(t)
 	d.start()
 	for i := range uint32(connsMax) {
-		d.send(header{fromPort: i + 1, toPort: 80, op: opRequest, alloc: testAlloc}, nil)
+		d.post(header{fromPort: i + 1, toPort: 80, op: opRequest, alloc: testAlloc}, nil)
+	}
+	for range connsMax {
 		<-d.asked
 	}
 	d.send(header{fromPort: connsMax + 1, toPort: 80, op: opRequest, alloc: testAlloc}, nil)

@@ -188,16 +188,27 @@ func TestReconnect(t *testing.T) {
 	}
 }
 
-// open has the guest connect, and returns both ends of the host's socket.
+// open has the guest connect, and returns the other end of the host's socket.
 func (d *driver) open(port uint32) (peer int) {
 	d.t.Helper()
-	d.send(header{fromPort: port, toPort: 80, op: opRequest, alloc: testAlloc}, nil)
-	fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
-	if err != nil {
-		d.t.Fatal(err)
+	return d.openAll(port, 1)[0]
+}
+
+// openAll has the guest connect from ports, beginning with the first.
+func (d *driver) openAll(first, count uint32) (peers []int) {
+	d.t.Helper()
+	for port := first; port < first+count; port++ {
+		d.post(header{fromPort: port, toPort: 80, op: opRequest, alloc: testAlloc}, nil)
 	}
-	(<-d.asked).Accept(Socket{File: fds[0]})
-	return fds[1]
+	for range count {
+		fds, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+		if err != nil {
+			d.t.Fatal(err)
+		}
+		(<-d.asked).Accept(Socket{File: fds[0]})
+		peers = append(peers, fds[1])
+	}
+	return peers
 }
 
 // TestThousandStreams has 1,000 connections echo at once.
@@ -205,8 +216,7 @@ func TestThousandStreams(t *testing.T) {
 	const streams, pieces, size = 1000, 3, 700
 	d := newDriver(t)
 	d.start()
-	for i := range uint32(streams) {
-		peer := d.open(i)
+	for _, peer := range d.openAll(0, streams) {
 		d.expect(opResponse)
 		f := os.NewFile(uintptr(peer), "echo")
 		go func() {
@@ -235,7 +245,7 @@ func TestThousandStreams(t *testing.T) {
 		for i := range uint32(streams) {
 			piece := make([]byte, size)
 			_, _ = r.Read(piece)
-			d.send(header{fromPort: i, toPort: 80, op: opData, alloc: testAlloc, forwarded: uint32(len(got[i]))}, piece)
+			d.post(header{fromPort: i, toPort: 80, op: opData, alloc: testAlloc, forwarded: uint32(len(got[i]))}, piece)
 			sent[i] = append(sent[i], piece...)
 			for d.used(rxQueue) {
 				take(d.next())
@@ -243,7 +253,7 @@ func TestThousandStreams(t *testing.T) {
 		}
 	}
 	for i := range uint32(streams) {
-		d.send(header{fromPort: i, toPort: 80, op: opShutdown, flags: noSend, alloc: testAlloc, forwarded: uint32(len(got[i]))}, nil)
+		d.post(header{fromPort: i, toPort: 80, op: opShutdown, flags: noSend, alloc: testAlloc, forwarded: uint32(len(got[i]))}, nil)
 	}
 	for ended < streams {
 		take(d.next())
@@ -293,7 +303,7 @@ func (d *driver) exchange(port uint32, total uint64, out, in hash.Hash) (sent, g
 			out.Write(part)
 			h.forwarded = uint32(got)
 			told = got
-			d.send(h, part)
+			d.post(h, part)
 			sent += uint64(len(part))
 		}
 		p := d.next()
@@ -341,23 +351,41 @@ func TestGuestDoesNotHoldUpAnother(t *testing.T) {
 	}
 }
 
-// fill sends on a connection as long as it has credit, of which the host told last.
-func (d *driver) fill(port uint32, told header) {
+// fill sends on connections as long as any of them has credit. told are their last packets. sentinel is
+// another connection.
+func (d *driver) fill(told []header, sentinel uint32) {
 	d.t.Helper()
-	for sent := uint32(0); ; {
-		for d.used(rxQueue) {
-			p := d.next()
-			if p.toPort != port || p.op != opCreditUpdate {
-				d.t.Fatalf("connection %d: %+v", port, p.header)
+	const piece = 8000
+	take := func() header {
+		p := d.next()
+		if p.op != opCreditUpdate {
+			d.t.Fatalf("%+v", p.header)
+		}
+		if p.toPort != sentinel {
+			told[p.toPort] = p.header
+		}
+		return p.header
+	}
+	sent := make([]uint32, len(told))
+	for more := true; more; {
+		more = false
+		for port := range told {
+			for {
+				n := min(told[port].alloc-(sent[port]-told[port].forwarded), piece)
+				if n == 0 {
+					break
+				}
+				more = true
+				d.post(header{fromPort: uint32(port), toPort: 80, op: opData, alloc: testAlloc}, make([]byte, n))
+				sent[port] += n
+				for d.used(rxQueue) {
+					take()
+				}
 			}
-			told = p.header
 		}
-		n := min(told.alloc-(sent-told.forwarded), 8000)
-		if n == 0 {
-			return
+		d.post(header{fromPort: sentinel, toPort: 80, op: opCreditRequest, alloc: testAlloc}, nil)
+		for take().toPort != sentinel { // behind the updates of what was sent before
 		}
-		d.send(header{fromPort: port, toPort: 80, op: opData, alloc: testAlloc}, make([]byte, n))
-		sent += n
 	}
 }
 
@@ -367,10 +395,13 @@ func TestMemoryIsBounded(t *testing.T) {
 	const bound = wideWindows*windowWide + (connsMax-wideWindows)*windowSmall
 	d := newDriver(t)
 	d.start()
-	for i := range uint32(connsMax) {
-		defer unix.Close(d.open(i))
-		d.fill(i, d.expect(opResponse).header)
+	told := make([]header, connsMax)
+	for _, peer := range d.openAll(0, connsMax) {
+		defer unix.Close(peer)
+		h := d.expect(opResponse).header
+		told[h.toPort] = h
 	}
+	d.fill(told[:connsMax-1], connsMax-1)
 	kept, memory := 0, 0
 	done := make(chan struct{})
 	d.device.post(func() {
