@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
@@ -23,7 +24,8 @@ const ErrorTOS = 0x10
 // RouteDatagrams sets up a link of the calling thread's namespace, gives it addresses, and has UDP leave by
 // it that no other route covers: of the families of the addresses. Of other protocols,
 // only ICMP of IPv4 with ErrorTOS has a route more, so that ping(8) has none. Addresses of a family that the
-// kernel does not have are left out. It needs CAP_NET_ADMIN and Linux 4.17. What it has made goes with the link, but for the rules, which then lead nowhere.
+// kernel does not have are left out. The route of the first address is what is made last. It needs
+// CAP_NET_ADMIN and Linux 4.17. What it has made goes with the link, but for the rules, which then lead nowhere.
 func RouteDatagrams(name string, mtu int, addrs []netip.Addr) error {
 	link, err := netlink.LinkByName(name)
 	if err == nil {
@@ -35,7 +37,7 @@ func RouteDatagrams(name string, mtu int, addrs []netip.Addr) error {
 	if err != nil {
 		return fmt.Errorf("set link %s up: %w", name, err)
 	}
-	for _, addr := range addrs {
+	for _, addr := range slices.Backward(addrs) {
 		if err := routeFamily(link, addr); err != nil {
 			if addr.Is6() && (errors.Is(err, unix.EOPNOTSUPP) || errors.Is(err, unix.EAFNOSUPPORT) || errors.Is(err, unix.EACCES)) {
 				continue // no IPv6, or it is switched off
@@ -59,10 +61,6 @@ func routeFamily(link netlink.Link, addr netip.Addr) error {
 	if err := netlink.AddrAdd(link, own); err != nil && !errors.Is(err, unix.EEXIST) {
 		return err
 	}
-	route := &netlink.Route{LinkIndex: link.Attrs().Index, Dst: all, Src: ip, Table: datagramTable}
-	if err := netlink.RouteReplace(route); err != nil {
-		return err
-	}
 	rules := []*netlink.Rule{rule}
 	if addr.Is4() { // IPv6 has no rp_filter
 		back := *rule
@@ -74,5 +72,15 @@ func routeFamily(link netlink.Link, addr netip.Addr) error {
 			return err
 		}
 	}
-	return nil
+	return netlink.RouteReplace(&netlink.Route{LinkIndex: link.Attrs().Index, Dst: all, Src: ip, Table: datagramTable})
+}
+
+// DatagramsRouted tells whether RouteDatagrams has made the route of an address in the calling thread's namespace.
+func DatagramsRouted(addr netip.Addr) bool {
+	family := netlink.FAMILY_V4
+	if addr.Is6() {
+		family = netlink.FAMILY_V6
+	}
+	routes, err := netlink.RouteListFiltered(family, &netlink.Route{Table: datagramTable}, netlink.RT_FILTER_TABLE)
+	return err == nil && len(routes) > 0
 }

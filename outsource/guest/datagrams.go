@@ -25,8 +25,8 @@ import (
 // frames, which become packets of the device. So it has the datagrams of all programs in the guest.
 //
 // One supervisor of the guest has the device: the one that has the lock on deviceFile. The others wait for
-// the lock. The device, its addresses and its routes end with the supervisor's process, which first waits
-// until the last datagrams are with the host.
+// the lock, and start their programs when the device is there. The device, its addresses and its routes end
+// with the supervisor's process, which first waits until the last datagrams are with the host.
 //
 // connect(2) and bind(2) are trapped: the host says whether a rule covers the address. getsockname(2) of a
 // connected socket is, too: the host says which name the peer sees.
@@ -70,24 +70,48 @@ func (h *holder) serve(own []netip.Addr, log *slog.Logger) error {
 	}
 	err = unix.Flock(fd, unix.LOCK_EX|unix.LOCK_NB)
 	if errors.Is(err, unix.EWOULDBLOCK) {
+		turn := make(chan struct{})
 		go func() {
-			err := unix.Flock(fd, unix.LOCK_EX)
-			for errors.Is(err, unix.EINTR) {
-				err = unix.Flock(fd, unix.LOCK_EX)
-			}
-			if err == nil {
-				err = h.carry(fd, own, log)
-			}
-			if err != nil {
-				log.Warn("UDP stays in the guest", "err", err)
-			}
+			defer close(turn)
+			h.takeOver(fd, own, log)
 		}()
+		awaitRoute(own[0], turn)
 		return nil
 	}
 	if err == nil {
 		err = h.carry(fd, own, log)
 	}
 	return err
+}
+
+// takeOver waits until the supervisor that has the device has ended, and then is the one that has it.
+func (h *holder) takeOver(fd int, own []netip.Addr, log *slog.Logger) {
+	err := unix.Flock(fd, unix.LOCK_EX)
+	for errors.Is(err, unix.EINTR) {
+		err = unix.Flock(fd, unix.LOCK_EX)
+	}
+	if err == nil {
+		err = h.carry(fd, own, log)
+	}
+	if err != nil {
+		log.Warn("UDP stays in the guest", "err", err)
+	}
+}
+
+// routePatience bounds how long a program waits for the device that another supervisor makes. That one may be
+// in another network namespace of the guest. It is a variable for tests.
+var routePatience = 2 * time.Second
+
+// awaitRoute waits until another supervisor has made the device, or has not, so that a program which is started
+// at the same time does not find that its first datagrams have no route.
+func awaitRoute(own netip.Addr, turn <-chan struct{}) {
+	for end := time.Now().Add(routePatience); time.Now().Before(end) && !netns.DatagramsRouted(own); {
+		select {
+		case <-turn:
+			return
+		case <-time.After(time.Millisecond):
+		}
+	}
 }
 
 // hasDevice tells whether some supervisor of the guest has the device.
@@ -102,17 +126,20 @@ func (h *holder) carry(fd int, own []netip.Addr, log *slog.Logger) error {
 		unix.Close(fd)
 		return err
 	}
-	err := netns.RouteDatagrams(deviceName, deviceMTU, own)
-	if err != nil {
-		unix.Close(fd)
-		return err
-	}
 	d := &device{file: os.NewFile(uintptr(fd), deviceFile), own: own, log: log, flushed: make(chan struct{}, 1)}
-	if d.raw, err = d.file.SyscallConn(); err != nil {
+	var conn *os.File
+	var err error
+	if d.raw, err = d.file.SyscallConn(); err == nil {
+		conn = d.connect()
+		err = netns.RouteDatagrams(deviceName, deviceMTU, own) // programs begin when they have the route
+	}
+	if err != nil {
+		if conn != nil {
+			d.drop(conn)
+		}
 		d.file.Close()
 		return err
 	}
-	d.connect()
 	go d.carryOut()
 	h.device.Store(d)
 	return nil

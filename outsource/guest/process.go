@@ -4,7 +4,9 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"math"
 	"net/netip"
+	"os"
 
 	"golang.org/x/sys/unix"
 
@@ -196,34 +198,68 @@ func (c *caller) replace(old, file int) error {
 }
 
 // register enters a file into the epolls that were found, each under the number by which the program will
-// know it: a thread with descriptors of its own gives it that number.
+// know it: a thread with descriptors of its own gives it that number. Among those is none of another call's:
+// a duplicate of a socket that is replaced meanwhile would stay in the epolls of its program as long as the
+// thread does. So the thread has nothing but what it takes from this process, and closes that.
 func (c *caller) register(file int) error {
 	if len(c.watches) == 0 {
 		return nil
 	}
+	top := 0
+	for _, w := range c.watches {
+		top = max(top, w.number+1)
+	}
 	return thread.Do(func() error {
-		if err := unix.Unshare(unix.CLONE_FILES); err != nil {
+		const first, last = 3, math.MaxUint32
+		if err := unix.CloseRange(first, last, unix.CLOSE_RANGE_UNSHARE); err != nil {
 			return fmt.Errorf("have descriptors of our own: %w", err)
 		}
+		defer func() { _ = unix.CloseRange(0, last, 0) }() // it has no other error than EINVAL
+		us, err := pidfd.OpenFD(os.Getpid())
+		if err != nil {
+			return err
+		}
+		number, err := above(int(us), top)
+		if err != nil {
+			return err
+		}
+		us = pidfd.FD(number)
 		for _, w := range c.watches {
-			epoll, err := unix.FcntlInt(uintptr(w.epoll), unix.F_DUPFD_CLOEXEC, w.number+1)
-			if err != nil {
-				return err
-			}
-			source, err := unix.FcntlInt(uintptr(file), unix.F_DUPFD_CLOEXEC, w.number+1)
-			if err != nil {
-				return err
-			}
-			if err := unix.Dup3(source, w.number, unix.O_CLOEXEC); err != nil {
-				return err
-			}
-			err = unix.EpollCtl(epoll, unix.EPOLL_CTL_ADD, w.number, &w.event)
-			if err != nil && !errors.Is(err, unix.EEXIST) {
+			if err := w.add(us, file, top); err != nil {
 				return fmt.Errorf("put descriptor %d into its epoll: %w", w.number, err)
 			}
 		}
 		return nil
 	})
+}
+
+// above moves a descriptor of the calling thread to a number from top on.
+func above(fd, top int) (int, error) {
+	defer unix.Close(fd)
+	return unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, top)
+}
+
+// add enters a file of a process into the epoll, under its number, which is below top.
+func (w *watched) add(us pidfd.FD, file, top int) error {
+	var numbers [2]int // of the calling thread
+	for i, theirs := range []int{w.epoll, file} {
+		fd, err := us.File(theirs)
+		if err == nil {
+			fd, err = above(fd, top)
+		}
+		if err != nil {
+			return err
+		}
+		numbers[i] = fd
+	}
+	if err := unix.Dup3(numbers[1], w.number, unix.O_CLOEXEC); err != nil {
+		return err
+	}
+	err := unix.EpollCtl(numbers[0], unix.EPOLL_CTL_ADD, w.number, &w.event)
+	if errors.Is(err, unix.EEXIST) {
+		return nil
+	}
+	return err
 }
 
 // install puts a file under a number of the program's.

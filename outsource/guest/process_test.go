@@ -2,6 +2,7 @@ package guest
 
 import (
 	"bytes"
+	"errors"
 	"net/netip"
 	"testing"
 
@@ -38,6 +39,46 @@ func FuzzName(f *testing.F) {
 			}
 		}
 	})
+}
+
+// TestRegister enters a file into an epoll under a number of a program's. When that is done, nobody but the
+// epoll has got anything: a descriptor that is closed then is the last of its file.
+func TestRegister(t *testing.T) {
+	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(epoll)
+	for i := range 100 {
+		var replaced, file [2]int
+		if err := errors.Join(unix.Pipe2(replaced[:], unix.O_CLOEXEC|unix.O_NONBLOCK), unix.Pipe2(file[:], unix.O_CLOEXEC|unix.O_NONBLOCK)); err != nil {
+			t.Fatal(err)
+		}
+		c := &caller{watches: []watched{
+			{epoll, unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(i)}, 1}, {epoll, unix.EpollEvent{Events: unix.EPOLLIN, Fd: int32(i)}, 900},
+		}}
+		if err := c.register(file[0]); err != nil {
+			t.Fatal(err)
+		}
+		unix.Close(replaced[1])
+		if n, err := unix.Read(replaced[0], make([]byte, 1)); n != 0 || err != nil {
+			t.Errorf("round %d: somebody has a file that is closed: %d, %v", i, n, err)
+		}
+		if _, err := unix.Write(file[1], []byte{0}); err != nil {
+			t.Fatal(err)
+		}
+		var events [4]unix.EpollEvent
+		n, err := unix.EpollWait(epoll, events[:], 0)
+		if err != nil || n != 2 || events[0].Fd != int32(i) || events[1].Fd != int32(i) {
+			t.Errorf("round %d: events %v, %v", i, events[:max(n, 0)], err)
+		}
+		unix.Close(file[0])
+		if n, err := unix.EpollWait(epoll, events[:], 0); n != 0 {
+			t.Errorf("round %d: somebody has the file: %v, %v", i, events[:max(n, 0)], err)
+		}
+		unix.Close(file[1])
+		unix.Close(replaced[0])
+	}
 }
 
 // TestFilter runs the filter on calls, as the kernel does.

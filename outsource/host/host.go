@@ -103,6 +103,7 @@ type VM struct {
 func New(c Config, g vsock.Guest) *VM {
 	v := &VM{Config: c, guest: g, handles: map[uint32]*handle{}, aliases: map[alias]uint32{}, sweeping: make(chan struct{}, 1)}
 	v.datagrams.vm, v.datagrams.ports, v.datagrams.ending = v, map[portKey]*port{}, map[portKey]chan struct{}{}
+	v.datagrams.change.L = &v.datagrams.mu
 	return v
 }
 

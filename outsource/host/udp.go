@@ -29,8 +29,8 @@ import (
 // program has asked for the port keeps it, because only the guest's kernel knows which of them has it.
 //
 // Room is bounded: beyond portsMax the client that was silent for longest gives way. All sockets share
-// one buffer. While the guest does not read its frames, datagrams wait in the kernel's queues, which drop
-// what does not fit.
+// one buffer. While the guest does not read its frames, or has no connection because one supervisor takes
+// over from another, datagrams wait in the kernel's queues, which drop what does not fit.
 
 // Limits of a guest's datagrams.
 const (
@@ -59,7 +59,8 @@ type port struct {
 	file    *os.File
 	raw     syscall.RawConn
 	own     uint16           // port of the socket
-	streams map[*stream]bool // of a server: whose bind it is; nil: a client. datagrams.mu guards it
+	streams map[*stream]bool // of a server: whose bind it is; nil: a client. datagrams.mu guards it and binds
+	binds   int              // of a server, after its first
 	used    atomic.Int64     // when the guest has sent by it, in seconds
 	asking  atomic.Bool      // the supervisor is being asked about it
 }
@@ -76,6 +77,7 @@ type datagrams struct {
 	conn   net.Conn // to the guest; may be nil
 	timer  *time.Timer
 	over   bool
+	change sync.Cond // of conn, and of ports that end
 
 	out    sync.Mutex // held to write to the guest; guards buffer
 	buffer []byte
@@ -100,6 +102,7 @@ func (d *datagrams) serve(r *vsock.Request) {
 	former, over := d.conn, d.over
 	if !over {
 		d.conn = conn
+		d.change.Broadcast()
 	}
 	d.mu.Unlock()
 	if over {
@@ -177,6 +180,7 @@ func (d *datagrams) remove(p *port) {
 		return
 	}
 	delete(d.ports, p.key)
+	d.change.Broadcast()
 	ended := make(chan struct{})
 	if p.streams != nil {
 		d.ending[p.key] = ended
@@ -276,6 +280,7 @@ func (d *datagrams) server(at netip.AddrPort, s *stream) (made *port, err error)
 	shared := p != nil && p.streams != nil
 	if shared {
 		p.streams[s] = true
+		p.binds++
 	}
 	ending := d.ending[key]
 	d.mu.Unlock()
@@ -428,7 +433,7 @@ func (d *datagrams) check(p *port) {
 		question.Flags = wire.Flag6
 	}
 	d.mu.Lock()
-	asked := maps.Clone(p.streams)
+	asked, binds := maps.Clone(p.streams), p.binds
 	d.mu.Unlock()
 	alive := false
 	for s := range asked {
@@ -438,9 +443,7 @@ func (d *datagrams) check(p *port) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	for s := range p.streams {
-		alive = alive || !asked[s] // it came meanwhile
-	}
+	alive = alive || p.binds != binds // a program has bound it since the supervisor looked
 	if p.used.Store(time.Now().Unix()); !alive {
 		d.remove(p)
 	}

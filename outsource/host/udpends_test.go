@@ -2,6 +2,7 @@ package host
 
 import (
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"os"
@@ -45,6 +46,67 @@ func TestServerOfTwoStreams(t *testing.T) {
 		}
 		return errors.New("the server is there")
 	})
+}
+
+// TestBindWhileAsked has a program bind a port again when the supervisor has found that nobody has it, before
+// the host has heard so. The server stays.
+func TestBindWhileAsked(t *testing.T) {
+	r := newRig(t)
+	r.questions = make(chan *wire.Message, 1)
+	f := r.frames()
+	at := freePort(t)
+	r.want(r.bindDatagrams(at), 0)
+	d := &r.vm.datagrams
+	d.mu.Lock()
+	p := d.ports[portKey{number: at.Port()}]
+	d.mu.Unlock()
+	f.send(wire.Datagram{Errno: uint16(unix.ECONNREFUSED), Port: at.Port(), Peer: at})
+	question := <-r.questions
+	r.want(r.bindDatagrams(at), 0)
+	r.write(&wire.Message{Op: question.Op, Flags: wire.FlagReply, ID: question.ID, Errno: uint32(unix.ENOENT)})
+	testkit.Eventually(t, func() error {
+		if p.asking.Load() {
+			return errors.New("the host has not heard the answer")
+		}
+		return nil
+	})
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	if d.ports[p.key] != p {
+		t.Error("the server has ended")
+	}
+}
+
+// TestNoConnectionMeanwhile has a datagram for a server come while no supervisor carries datagrams. The next one
+// gets it.
+func TestNoConnectionMeanwhile(t *testing.T) {
+	r := newRig(t)
+	at := freePort(t)
+	r.want(r.bindDatagrams(at), 0)
+	c, err := net.DialUDP("udp4", nil, net.UDPAddrFromAddrPort(at))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	for i := range 50 { // the receiver is not as fast as the next connection each time
+		want := fmt.Sprint("before connection ", i)
+		if _, err := c.Write([]byte(want)); err != nil {
+			t.Fatal(err)
+		}
+		f := r.frames()
+		if m := f.receive(); m.Port != at.Port() || string(m.Bytes) != want {
+			t.Fatalf("%+v", m)
+		}
+		f.conn.Close()
+		testkit.Eventually(t, func() error {
+			r.vm.datagrams.mu.Lock()
+			defer r.vm.datagrams.mu.Unlock()
+			if r.vm.datagrams.conn != nil {
+				return errors.New("the connection has not ended")
+			}
+			return nil
+		})
+	}
 }
 
 // TestServerOfEndedStream has a bind that is answered after the end of its supervisor.

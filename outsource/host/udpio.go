@@ -40,10 +40,20 @@ const frameMax = wire.DatagramMax + 64
 // receive gives the guest what comes to a socket, until the socket ends.
 func (d *datagrams) receive(p *port) {
 	_ = p.raw.Read(func(fd uintptr) bool {
-		for d.batch(p, int(fd)) {
+		for d.await(p) && d.batch(p, int(fd)) {
 		}
 		return false
 	})
+}
+
+// await waits until the guest has a connection; false if the port ends before.
+func (d *datagrams) await(p *port) bool {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for d.conn == nil && d.ports[p.key] == p {
+		d.change.Wait()
+	}
+	return d.ports[p.key] == p
 }
 
 // batch gives the guest datagrams that have come to a socket; false if there are no more.
