@@ -48,6 +48,11 @@ build:
 kube:
 	$(GO) -C kube build -trimpath -o ../bin/kube/ ./cmd/tsugiki-kube
 
+# The image of deploy/, with all programs of a node, as an OCI archive in dist/.
+IMAGE ?= tsugiki-kube:$(VERSION)
+image: build kube
+	packaging/image.sh $(BIN) dist $(IMAGE)
+
 # The pages of the built commands.
 man:
 	rm -rf man
@@ -63,10 +68,7 @@ UNITS = $(wildcard packaging/systemd/*.service)
 # After make build: the binaries with their pages and completions, the daemons'
 # units and the agent's configuration, unless there is one, the documents, and what programs
 # written for AF_GRAFT are built with.
-install:
-	install -D -t $(DESTDIR)$(PREFIX)/bin $(COMMANDS)
-	install -D -t $(DESTDIR)$(PREFIX)/lib/tsugiki $(HELPERS) $(BIN)/libtsugiki.so
-	cp -a $(BIN)/preload $(DESTDIR)$(PREFIX)/lib/tsugiki/
+install: install-programs
 	install -D -m 644 -t $(DESTDIR)$(PREFIX)/include/tsugiki include/tsugiki/graft.h
 	install -d $(DESTDIR)$(PREFIX)/share/pkgconfig
 	sed -e 's|@PREFIX@|$(PREFIX)|' -e 's|@VERSION@|$(VERSION)|' tsugiki-graft.pc.in \
@@ -85,6 +87,12 @@ install:
 	$(BIN)/tsugiki completion bash > $(DESTDIR)$(PREFIX)/share/bash-completion/completions/tsugiki
 	$(BIN)/tsugiki completion zsh > $(DESTDIR)$(PREFIX)/share/zsh/$(ZSH)/_tsugiki
 	$(BIN)/tsugiki completion fish > $(DESTDIR)$(PREFIX)/share/fish/vendor_completions.d/tsugiki.fish
+
+# Of that, what the image of tsugiki-kube has, too.
+install-programs:
+	install -D -t $(DESTDIR)$(PREFIX)/bin $(COMMANDS)
+	install -D -t $(DESTDIR)$(PREFIX)/lib/tsugiki $(HELPERS) $(BIN)/libtsugiki.so
+	cp -a $(BIN)/preload $(DESTDIR)$(PREFIX)/lib/tsugiki/
 
 # Takes away what install has put there. /etc/tsugiki and the state of the agent stay.
 uninstall:
@@ -254,4 +262,4 @@ demo-translate: deps-bench-translate build
 clean:
 	rm -rf bin dist man .cache bench.json bench-agent.json bench-charge* bench-forward.json bench-kube*.json bench-offload*.json demo-offload.json bench-peers.json bench-translate.json bench-vm.json demo-vm.json density-test
 
-.PHONY: all deps deps-demo deps-engines deps-bench-offload deps-kube deps-bench-kube kube test-kube deps-bench-agent deps-bench-charge deps-bench-peers deps-bench-translate deps-bench-vm build man install uninstall deb packages generate lint test tests sanitized test-density density-report test-engines test-kernels cover-binaries soak fuzz bench bench-agent bench-charge bench-forward bench-kube bench-offload demo-offload bench-peers bench-translate bench-vm demo demo-translate demo-vm clean
+.PHONY: all image install-programs deps deps-demo deps-engines deps-bench-offload deps-kube deps-bench-kube kube test-kube deps-bench-agent deps-bench-charge deps-bench-peers deps-bench-translate deps-bench-vm build man install uninstall deb packages generate lint test tests sanitized test-density density-report test-engines test-kernels cover-binaries soak fuzz bench bench-agent bench-charge bench-forward bench-kube bench-offload demo-offload bench-peers bench-translate bench-vm demo demo-translate demo-vm clean

@@ -170,6 +170,22 @@ func TestContainerdPassesAnnotations(t *testing.T) {
 	}
 }
 
+// With a runtime in its configuration, containerd has none that is not there: runc is its default.
+func TestContainerdKeepsRunc(t *testing.T) {
+	for text, want := range map[string]int{
+		"-":             1,
+		"version = 3\n": 1,
+		"version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = \"/x\"\n":                                              1,
+		"version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc]\nruntime_type = \"io.containerd.runc.v2\"\n": 1,
+		"version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.crun]\nruntime_type = \"io.containerd.runc.v2\"\n": 0,
+	} {
+		c, err := at(t, "containerd", text).Add(runtime)
+		if got := strings.Count(string(c.After), ".containerd.runtimes.runc]"); err != nil || got != want {
+			t.Errorf("%q: runc is there %d times, want %d: %v\n%s", text, got, want, err, c.After)
+		}
+	}
+}
+
 func TestRefusals(t *testing.T) {
 	for _, tt := range []struct{ name, text, says string }{
 		{"docker", "{", "no JSON"},

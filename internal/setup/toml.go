@@ -58,7 +58,10 @@ var containerdPlugins = map[int64]string{
 	3: "io.containerd.cri.v1.runtime",
 }
 
-// addContainerd appends a table. In TOML, a table may follow the top level's keys anywhere.
+// addContainerd appends a table. In TOML, a table may follow the top level's keys anywhere. Where the
+// configuration names no runtime, containerd has one of its own, runc, which is its default. It forgets
+// that as soon as the configuration names one (seen with 1.6.20: the CRI plugin fails to load). So runc is
+// named, too.
 func addContainerd(text []byte, runtime string) ([]byte, error) {
 	rest, err := cutBlock(text)
 	if err != nil {
@@ -89,7 +92,11 @@ func addContainerd(text []byte, runtime string) ([]byte, error) {
 	if len(rest) > 0 {
 		rest = append(bytes.Clone(rest), '\n') // cutBlock removes this newline
 	}
-	table := fmt.Sprintf("[plugins.%q.containerd.runtimes.tsugiki]\n"+
+	table := ""
+	if len(c.Plugins[plugin].Containerd.Runtimes) == 0 {
+		table = fmt.Sprintf("[plugins.%q.containerd.runtimes.runc]\n  runtime_type = \"io.containerd.runc.v2\"\n", plugin)
+	}
+	table += fmt.Sprintf("[plugins.%q.containerd.runtimes.tsugiki]\n"+
 		"  runtime_type = \"io.containerd.runc.v2\"\n"+
 		"  pod_annotations = [\"tsugiki.dev/*\"]\n"+
 		"  container_annotations = [\"tsugiki.dev/*\"]\n"+

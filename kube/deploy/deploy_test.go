@@ -10,25 +10,21 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	"helm.sh/helm/v3/pkg/chart/loader"
-	"helm.sh/helm/v3/pkg/chartutil"
-	"helm.sh/helm/v3/pkg/engine"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 
 	"github.com/tsugiki/tsugiki/kube/kubetest"
 )
 
-// objects reads files of YAML, by kind and name.
-func objects(t *testing.T, texts ...string) map[string]any {
+// byName lists objects by kind and name.
+func byName(t *testing.T, list []*unstructured.Unstructured) map[string]any {
 	t.Helper()
 	all := map[string]any{}
-	for _, text := range texts {
-		for _, o := range kubetest.Parse(t, []byte(text)) {
-			key := o.GetKind() + " " + o.GetName()
-			if all[key] != nil {
-				t.Errorf("%s is there twice", key)
-			}
-			all[key] = o.Object
+	for _, o := range list {
+		key := o.GetKind() + " " + o.GetName()
+		if all[key] != nil {
+			t.Errorf("%s is there twice", key)
 		}
+		all[key] = o.Object
 	}
 	return all
 }
@@ -49,64 +45,74 @@ func read(t *testing.T, pattern string) (texts []string) {
 	return texts
 }
 
-// render has helm make the chart's objects.
-func render(t *testing.T, namespace, values string) map[string]any {
-	t.Helper()
-	c, err := loader.Load(filepath.Join(kubetest.Root(t), "deploy", "helm", "tsugiki"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := c.Validate(); err != nil {
-		t.Error(err)
-	}
-	given, err := chartutil.ReadValues([]byte(values))
-	if err != nil {
-		t.Fatal(err)
-	}
-	all, err := chartutil.ToRenderValues(c, given, chartutil.ReleaseOptions{Name: "tsugiki", Namespace: namespace}, nil)
-	if err != nil {
-		t.Fatal(err)
-	}
-	files, err := engine.Render(c, all)
-	if err != nil {
-		t.Fatal(err)
-	}
-	var texts []string
-	for name, text := range files {
-		if strings.HasSuffix(name, ".yaml") {
-			texts = append(texts, text)
-		}
-	}
-	for _, crd := range c.CRDObjects() {
-		texts = append(texts, string(crd.File.Data))
-	}
-	return objects(t, texts...)
-}
-
 func TestChartMakesTheManifests(t *testing.T) {
-	want := objects(t, append(read(t, "manifests/*.yaml"), read(t, "crds/*.yaml")...)...)
+	var list []*unstructured.Unstructured
+	for _, text := range append(read(t, "manifests/*.yaml"), read(t, "crds/*.yaml")...) {
+		list = append(list, kubetest.Parse(t, []byte(text))...)
+	}
+	want := byName(t, list)
 	delete(want, "Namespace tsugiki") // helm makes it
-	if diff := cmp.Diff(want, render(t, "tsugiki", "")); diff != "" {
+	if diff := cmp.Diff(want, byName(t, kubetest.Chart(t, "tsugiki", ""))); diff != "" {
 		t.Errorf("manifests and chart differ (-manifests +chart):\n%s", diff)
 	}
 }
 
-func TestChartOfOtherValues(t *testing.T) {
-	all := render(t, "net", `{runtimeClass: graft, image: "example.org/kube:1", runDir: /run/other, metrics: "198.51.100.1:9471", node: {nodeSelector: {a: b}}}`)
-	text, err := json.Marshal(all)
+// chart is the text of what helm makes.
+func chart(t *testing.T, namespace, values string) string {
+	t.Helper()
+	text, err := json.Marshal(byName(t, kubetest.Chart(t, namespace, values)))
 	if err != nil {
 		t.Fatal(err)
 	}
-	for _, want := range []string{
-		`"handler":"graft"`, `"--runtime-class=graft"`, `"--metrics=198.51.100.1:9471"`, `"--namespace=net"`, `"nodeSelector":{"a":"b"}`,
-		`"image":"example.org/kube:1"`, `"path":"/run/other"`, `system:serviceaccount:net:tsugiki-kube-node`,
+	return string(text)
+}
+
+func TestChartOfOtherValues(t *testing.T) {
+	const common = `runtimeClass: graft, image: "example.org/kube:1", runDir: /run/other, metrics: "198.51.100.1:9471"`
+	for name, tt := range map[string]struct {
+		values    string
+		has, lack []string
+	}{
+		"all": {
+			`{` + common + `, node: {nodeSelector: {a: b}}, agent: {config: "x = 1"}, containerd: {config: /etc/k3s/a.toml, runDir: /run/k3s, unit: ""}}`,
+			[]string{
+				`"handler":"tsugiki"`, `"--runtime-class=graft"`, `"--metrics=198.51.100.1:9471"`, `"--namespace=net"`, `"nodeSelector":{"a":"b"}`,
+				`"image":"example.org/kube:1"`, `"path":"/run/other"`, `system:serviceaccount:net:tsugiki-kube-node`, `"agent.toml":"x = 1\n"`,
+				`"--containerd-config=/etc/k3s/a.toml"`, `"path":"/etc/k3s"`, `"mountPath":"/host/etc/k3s"`, `"path":"/run/k3s"`, `"--containerd-unit="`,
+			},
+			[]string{`"namespace":"tsugiki"`, `tsugiki-kube:0.1`, `/etc/containerd`},
+		},
+		"containerd is configured elsewhere": {`{containerd: {config: ""}}`, []string{`"--containerd-config="`}, []string{`/etc/containerd`, `containerd-config"`}},
+		"the package": {
+			`{` + common + `, agent: {install: false}}`,
+			[]string{`"handler":"graft"`, `"path":"/run/other","type":"Directory"`},
+			[]string{`"privileged"`, `hostPID`, `initContainers`, `/opt/tsugiki`, `/etc/containerd`, `ConfigMap`},
+		},
 	} {
-		if !strings.Contains(string(text), want) {
-			t.Errorf("no object has %s", want)
+		text := chart(t, "net", tt.values)
+		for _, want := range tt.has {
+			if !strings.Contains(text, want) {
+				t.Errorf("%s: no object has %s", name, want)
+			}
+		}
+		for _, not := range tt.lack {
+			if strings.Contains(text, not) {
+				t.Errorf("%s: an object has %s", name, not)
+			}
 		}
 	}
-	if strings.Contains(string(text), `"namespace":"tsugiki"`) {
-		t.Error("an object is in the namespace tsugiki")
+}
+
+// What uninstalls has the image, and the folders, of what installs.
+func TestUninstall(t *testing.T) {
+	text := read(t, "uninstall.yaml")[0]
+	for _, want := range []string{"image: tsugiki-kube:0.1", "--containerd-config=/etc/containerd/config.toml", "hostPID: true", "namespace: tsugiki}"} {
+		if !strings.Contains(text, want) || !strings.Contains(read(t, "manifests/workloads.yaml")[0], want) {
+			t.Errorf("not in both: %s", want)
+		}
+	}
+	if list := kubetest.Parse(t, []byte(text)); len(list) != 1 || list[0].GetKind() != "DaemonSet" {
+		t.Errorf("objects %v", list)
 	}
 }
 

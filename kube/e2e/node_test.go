@@ -69,7 +69,7 @@ func newCluster(t *testing.T) *cluster {
 		Files:    map[string]string{"/etc/tsugiki/agent.toml": fmt.Sprintf("run_dir = %q\n", c.run)},
 	}, ours)
 	c.startAgent(filepath.Join(bin, "tsugiki"), dir)
-	kubetest.CreateFiles(t, c.Admin, nil, "crds/*.yaml", "manifests/*.yaml")
+	c.deploy(`{agent: {install: false}}`) // the test has the agent, which it kills and starts
 	c.rolledOut("tsugiki", "tsugiki-kube-cluster")
 	c.daemonsReady()
 	t.Cleanup(func() {
@@ -78,6 +78,16 @@ func newCluster(t *testing.T) *cluster {
 		}
 	})
 	return c
+}
+
+// deploy makes the objects of the chart, with values.
+func (c *cluster) deploy(values string) {
+	c.t.Helper()
+	kubetest.CreateFiles(c.t, c.Admin, []string{"RuntimeClass"}, "manifests/namespace.yaml") // the chart has that
+	for _, o := range kubetest.Chart(c.t, "tsugiki", values) {
+		// A kind that was just defined, or a namespace, may not be known yet.
+		testkit.Eventually(c.t, func() error { return c.Admin.Create(context.Background(), o.DeepCopy()) })
+	}
 }
 
 // startAgent starts the agent of the node. It charges the containers of the cluster alone, and its

@@ -1,8 +1,10 @@
 // Command tsugiki-kube has Kubernetes' pods follow GraftEndpoints and GraftPolicies: "node" on each
-// node, beside the agent, and "cluster" once for the cluster. docs/design/kubernetes.md says how.
+// node, beside the agent, and "cluster" once for the cluster. docs/design/kubernetes.md says how. Its
+// image has Tsugiki's programs, too: "install" puts them onto a node, and "agent" starts the agent there.
 package main
 
 import (
+	"errors"
 	"fmt"
 	"log/slog"
 	"os"
@@ -20,6 +22,20 @@ const usage = `tsugiki-kube has Kubernetes' pods follow GraftEndpoints and Graft
 Both take --kubeconfig FILE; without it, they are pods of the cluster. Both take --metrics ADDR:PORT
 for Prometheus, --probes ADDR:PORT for /healthz and /readyz, and --log-level. node reads NODE_NAME
 and NODE_IPS of the environment.
+
+These are for containers of the DaemonSet, which has the programs of Tsugiki in its image:
+
+  tsugiki-kube install [--root DIR] [--agent-config FILE] [--containerd-config FILE]
+      puts the programs and the configuration onto the node, whose folders are mounted in DIR (/host),
+      and the runtime into containerd's configuration ("": none)
+  tsugiki-kube agent [--containerd SOCKET] [--containerd-unit NAME]
+      starts the node's agent, and first the unit of systemd if containerd does not know the runtime
+  tsugiki-kube ready [--containerd SOCKET]
+      tells whether the agent answers, and containerd knows the runtime
+  tsugiki-kube uninstall [--containerd-config FILE]
+      removes all of that from the node
+  tsugiki-kube wait
+      waits until the pod ends
 `
 
 func main() { os.Exit(run(os.Args[1:])) }
@@ -29,10 +45,13 @@ func run(args []string) int {
 		fmt.Print(usage)
 		return 0
 	}
+	if command, is := onNode[args[0]]; is {
+		return runOnNode(args[0], command, args[1:])
+	}
 	commands := map[string]func(*options) error{"node": runNode, "cluster": runCluster}
 	command, known := commands[args[0]]
 	if !known {
-		fmt.Fprintf(os.Stderr, "tsugiki-kube: unknown command %q; there are cluster and node\n", args[0])
+		fmt.Fprintf(os.Stderr, "tsugiki-kube: unknown command %q; see tsugiki-kube --help\n", args[0])
 		return 2
 	}
 	o, err := parse(args[0], args[1:])
@@ -48,4 +67,19 @@ func run(args []string) int {
 		return 1
 	}
 	return 0
+}
+
+func runOnNode(name string, command func(args []string) error, args []string) int {
+	err := command(args)
+	if err == nil {
+		return 0
+	}
+	if status := statusError(0); errors.As(err, &status) {
+		return int(status)
+	}
+	fmt.Fprintf(os.Stderr, "tsugiki-kube %s: %v\n", name, err)
+	if errors.As(err, new(usageError)) {
+		return 2
+	}
+	return 1
 }

@@ -1,0 +1,215 @@
+package main
+
+import (
+	"context"
+	"encoding/json"
+	"errors"
+	"flag"
+	"fmt"
+	"io"
+	"log/slog"
+	"os"
+	"os/exec"
+	"os/signal"
+	"path/filepath"
+	"strings"
+	"time"
+
+	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/api"
+	"github.com/tsugiki/tsugiki/kube/host"
+	"github.com/tsugiki/tsugiki/kube/install"
+)
+
+// handler is the name of the runtime in containerd's configuration.
+const handler = "tsugiki"
+
+// agentProgram is the agent of the node.
+const agentProgram = install.Prefix + "/bin/tsugiki"
+
+// stateDir has data that the next agent needs.
+const stateDir = "/var/lib/tsugiki"
+
+// askLimit is how long containerd has for an answer.
+const askLimit = 5 * time.Second
+
+// onNode are the commands of a container that has to do with its node, and with no API server.
+var onNode = map[string]func(args []string) error{
+	"install":    runInstall,
+	"agent":      runAgent,
+	"ready":      runReady,
+	"uninstall":  runUninstall,
+	"remove":     runRemove,
+	"wait":       runWait,
+	host.Command: host.Become,
+}
+
+// nodeFlags are those of the commands above.
+type nodeFlags struct {
+	*flag.FlagSet
+	containerd, socket string
+	unit               string
+}
+
+func newNodeFlags(command string) *nodeFlags {
+	f := &nodeFlags{FlagSet: flag.NewFlagSet(command, flag.ContinueOnError)}
+	f.SetOutput(io.Discard)
+	f.StringVar(&f.containerd, "containerd-config", "/etc/containerd/config.toml", "")
+	f.StringVar(&f.socket, "containerd", "/run/containerd/containerd.sock", "")
+	f.StringVar(&f.unit, "containerd-unit", "", "")
+	return f
+}
+
+// parse reads the flags. No command has an argument.
+func (f *nodeFlags) parse(args []string) error {
+	if err := f.Parse(args); err != nil {
+		return usageError{err}
+	}
+	if f.NArg() > 0 {
+		return usageError{fmt.Errorf("unexpected argument %q", f.Arg(0))}
+	}
+	return nil
+}
+
+// usageError is a mistake in the command line.
+type usageError struct{ error }
+
+// statusError is the exit status of a program that has said why.
+type statusError int
+
+func (e statusError) Error() string { return fmt.Sprintf("exit status %d", int(e)) }
+
+func asStatus(status int, err error) error {
+	if err == nil && status != 0 {
+		err = statusError(status)
+	}
+	return err
+}
+
+func runInstall(args []string) error {
+	f := newNodeFlags("install")
+	root := f.String("root", "/host", "")
+	config := f.String("agent-config", "", "")
+	if err := f.parse(args); err != nil {
+		return err
+	}
+	return install.Install(install.Options{Root: *root, Config: *config, Containerd: f.containerd, Log: slog.Default()})
+}
+
+// runAgent starts the agent of the node, and ends with it.
+func runAgent(args []string) error {
+	f := newNodeFlags("agent")
+	if err := f.parse(args); err != nil {
+		return err
+	}
+	// The kubelet has made the folder for the pod, and everybody could look into it.
+	if err := os.Chmod(api.RunDir, 0o700); err != nil {
+		return err
+	}
+	if err := f.restart(); err != nil {
+		slog.Warn("containerd does not know the runtime tsugiki yet", "err", err)
+	}
+	return asStatus(host.Run(os.Stderr, agentProgram, "agent"))
+}
+
+// restart has systemd of the node restart containerd, if that does not know the runtime yet.
+// Containers run on meanwhile.
+func (f *nodeFlags) restart() error {
+	if f.unit == "" || f.knows() == nil {
+		return nil
+	}
+	slog.Info("containerd is started anew, for the runtime tsugiki", "unit", f.unit)
+	if err := asStatus(host.RunInside(os.Stderr, "systemctl", "restart", f.unit)); err != nil {
+		return fmt.Errorf("systemctl restart %s: %w", f.unit, err)
+	}
+	return nil
+}
+
+// knows returns an error that says what to do if containerd does not know the runtime.
+func (f *nodeFlags) knows() error {
+	ctx, cancel := context.WithTimeout(context.Background(), askLimit)
+	defer cancel()
+	known, err := host.KnowsHandler(ctx, f.socket, handler)
+	if err == nil && !known {
+		err = errors.New("containerd has not read its configuration since the runtime tsugiki is in it: restart containerd on this node (systemctl restart containerd; containers run on)")
+	}
+	return err
+}
+
+// runReady tells whether pods can be grafted: the agent answers, and containerd knows the runtime.
+func runReady(args []string) error {
+	f := newNodeFlags("ready")
+	if err := f.parse(args); err != nil {
+		return err
+	}
+	_, err := api.Dial("").Containers()
+	return errors.Join(err, f.knows())
+}
+
+// runUninstall removes all from the node.
+func runUninstall(args []string) error {
+	if err := newNodeFlags("uninstall").parse(args); err != nil {
+		return err
+	}
+	return asStatus(host.RunInside(os.Stderr, host.Self, append([]string{"remove"}, args...)...))
+}
+
+// runWait waits until the pod ends. By then, the containers before this one have done their work.
+func runWait(args []string) error {
+	if err := newNodeFlags("wait").parse(args); err != nil {
+		return err
+	}
+	ended, stop := signal.NotifyContext(context.Background(), unix.SIGTERM, unix.SIGINT)
+	defer stop()
+	<-ended.Done()
+	return nil
+}
+
+// runRemove is runUninstall in the node's namespaces.
+func runRemove(args []string) error {
+	f := newNodeFlags("uninstall")
+	if err := f.parse(args); err != nil {
+		return err
+	}
+	if _, err := api.Dial("").Containers(); err == nil {
+		return errors.New("the agent runs on this node: delete the DaemonSet tsugiki-kube-node first")
+	}
+	if err := noContainers(filepath.Join(api.RunDir, "runtime")); err != nil {
+		return err
+	}
+	if err := host.Clear(); err != nil {
+		return err
+	}
+	if _, err := os.Stat(agentProgram); err == nil {
+		if out, err := exec.Command(agentProgram, "doctor", "--clean").CombinedOutput(); err != nil {
+			return fmt.Errorf("remove the kernel programs: %w: %s", err, out)
+		}
+	}
+	if err := install.Uninstall(install.Options{Containerd: f.containerd, Log: slog.Default()}); err != nil {
+		return err
+	}
+	return errors.Join(os.RemoveAll(api.RunDir), os.RemoveAll(stateDir))
+}
+
+// noContainers returns an error that names the grafted containers of the node, if there are any.
+// tsugiki-runtime has a file for each in a folder until it has deleted the container.
+func noContainers(folder string) error {
+	files, err := filepath.Glob(filepath.Join(folder, "*.json"))
+	if err != nil || len(files) == 0 {
+		return err
+	}
+	var names []string
+	for _, f := range files {
+		var state struct{ Name string }
+		text, err := os.ReadFile(f)
+		if err == nil {
+			err = json.Unmarshal(text, &state)
+		}
+		if err != nil {
+			state.Name = filepath.Base(f) // one that cannot be read counts
+		}
+		names = append(names, state.Name)
+	}
+	return fmt.Errorf("containers of the RuntimeClass tsugiki still run on this node: delete their pods, and this is tried again (%s)", strings.Join(names, ", "))
+}

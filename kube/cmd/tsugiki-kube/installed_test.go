@@ -1,0 +1,42 @@
+package main
+
+import (
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+)
+
+func TestNoContainers(t *testing.T) {
+	dir := t.TempDir()
+	if err := noContainers(filepath.Join(dir, "none")); err != nil {
+		t.Errorf("no folder: %v", err)
+	}
+	for name, text := range map[string]string{"1.json": `{"name": "shop.web.main"}`, "2.json": "half"} {
+		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := noContainers(dir); err == nil || !strings.HasSuffix(err.Error(), "(shop.web.main, 2.json)") {
+		t.Errorf("two containers: %v", err)
+	}
+}
+
+// A command of the node needs no API server to say what is wrong.
+func TestOnNode(t *testing.T) {
+	for _, tt := range []struct {
+		args   string
+		status int
+	}{
+		{"install --what", 2},
+		{"agent x", 2},
+		{"uninstall --root /", 2},
+		{"ready --containerd /nowhere/containerd.sock", 1},
+		{"install --root /nowhere --agent-config /nowhere/agent.toml --containerd-config=", 1},
+		{"on-node", 1},
+	} {
+		if status := run(strings.Fields(tt.args)); status != tt.status {
+			t.Errorf("%s: status %d, want %d", tt.args, status, tt.status)
+		}
+	}
+}

@@ -1,0 +1,223 @@
+package install
+
+import (
+	"errors"
+	"io"
+	"io/fs"
+	"log/slog"
+	"maps"
+	"os"
+	"path/filepath"
+	"strings"
+	"testing"
+
+	"github.com/google/go-cmp/cmp"
+)
+
+// tree writes files, by path. A text that begins with -> is a link's.
+func tree(t *testing.T, root string, files map[string]string) {
+	t.Helper()
+	for path, text := range files {
+		path = filepath.Join(root, path)
+		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
+			t.Fatal(err)
+		}
+		err := os.Remove(path)
+		if err == nil || errors.Is(err, fs.ErrNotExist) {
+			if target, is := strings.CutPrefix(text, "->"); is {
+				err = os.Symlink(target, path)
+			} else {
+				err = os.WriteFile(path, []byte(text), 0o755)
+			}
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// read is what tree writes. Of the record, no text is read.
+func read(t *testing.T, root string) map[string]string {
+	t.Helper()
+	files := map[string]string{}
+	err := filepath.WalkDir(root, func(path string, e fs.DirEntry, err error) error {
+		if err != nil || e.IsDir() {
+			return err
+		}
+		name, text := strings.TrimPrefix(path, root), ""
+		if e.Type() == fs.ModeSymlink {
+			text, err = os.Readlink(path)
+			text = "->" + text
+		} else if e.Name() != recordFile {
+			var data []byte
+			data, err = os.ReadFile(path)
+			text = string(data)
+		}
+		files[name] = text
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	return files
+}
+
+const containerdText = "version = 2\nroot = \"/x\" # ours\n"
+
+// node is a node with containerd, and an image of two programs.
+func node(t *testing.T) Options {
+	t.Helper()
+	dir := t.TempDir()
+	o := Options{
+		Image: filepath.Join(dir, "image"), Root: filepath.Join(dir, "node"), Config: filepath.Join(dir, "agent.toml"),
+		Containerd: "/etc/containerd/config.toml", Log: slog.New(slog.DiscardHandler),
+	}
+	tree(t, o.Image, map[string]string{Prefix + "/bin/tsugiki": "1", Prefix + "/lib/tsugiki/gate": "1", Prefix + "/lib/tsugiki/preload/lib/x.so": "->../../x.so"})
+	tree(t, dir, map[string]string{"agent.toml": "a = 1\n"})
+	tree(t, o.Root, map[string]string{o.Containerd: containerdText, "/opt/other": ""})
+	return o
+}
+
+func install(t *testing.T, o Options) {
+	t.Helper()
+	if err := Install(o); err != nil {
+		t.Fatal(err)
+	}
+}
+
+func want(t *testing.T, o Options, want map[string]string) {
+	t.Helper()
+	want = maps.Clone(want)
+	want["/opt/other"] = ""
+	if diff := cmp.Diff(want, read(t, o.Root)); diff != "" {
+		t.Errorf("the node's files (-want +got):\n%s", diff)
+	}
+}
+
+func TestInstall(t *testing.T) {
+	o := node(t)
+	install(t, o)
+	told, err := os.ReadFile(o.node(o.Containerd))
+	if err != nil || !strings.HasPrefix(string(told), containerdText) || !strings.Contains(string(told), `BinaryName = "/opt/tsugiki/bin/tsugiki-runtime"`) {
+		t.Errorf("containerd's configuration: %v\n%s", err, told)
+	}
+	installed := map[string]string{
+		Prefix + "/bin/tsugiki": "1", Prefix + "/lib/tsugiki/gate": "1", Prefix + "/lib/tsugiki/preload/lib/x.so": "->../../x.so",
+		Prefix + "/installed.json": "", agentConfig: "a = 1\n", o.Containerd: string(told),
+	}
+	want(t, o, installed)
+
+	// Another image: a file has changed, one is gone, one is new. Nothing else is written.
+	gate := o.node(Prefix + "/lib/tsugiki/gate")
+	before, err := os.Stat(gate)
+	if err != nil {
+		t.Fatal(err)
+	}
+	running, err := os.Open(o.node(Prefix + "/bin/tsugiki"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer running.Close()
+	tree(t, o.Image, map[string]string{Prefix + "/bin/tsugiki": "2", Prefix + "/new/a": "1", Prefix + "/lib/tsugiki/preload/lib/x.so": "->../x.so"})
+	tree(t, filepath.Dir(o.Config), map[string]string{"agent.toml": "a = 2\n"})
+	install(t, o)
+	installed[Prefix+"/bin/tsugiki"], installed[Prefix+"/new/a"], installed[Prefix+"/lib/tsugiki/preload/lib/x.so"] = "2", "1", "->../x.so"
+	installed[agentConfig] = "a = 2\n"
+	want(t, o, installed)
+	if after, err := os.Stat(gate); err != nil || !os.SameFile(before, after) {
+		t.Errorf("a file that is the same was written: %v", err)
+	}
+	if text, err := io.ReadAll(running); err != nil || string(text) != "1" {
+		t.Errorf("a program that runs has become %q, %v", text, err)
+	}
+	if err := os.RemoveAll(filepath.Join(o.Image, Prefix, "new")); err != nil {
+		t.Fatal(err)
+	}
+	install(t, o)
+	delete(installed, Prefix+"/new/a")
+	want(t, o, installed)
+	if _, err := os.Stat(o.node(Prefix + "/new")); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("an empty folder is left: %v", err)
+	}
+
+	if err := Uninstall(o); err != nil {
+		t.Fatal(err)
+	}
+	want(t, o, map[string]string{o.Containerd: containerdText})
+	for _, gone := range []string{Prefix, filepath.Dir(agentConfig)} {
+		if _, err := os.Stat(o.node(gone)); !errors.Is(err, fs.ErrNotExist) {
+			t.Errorf("%s is left: %v", gone, err)
+		}
+	}
+	if err := Uninstall(o); err != nil {
+		t.Errorf("a second time: %v", err)
+	}
+}
+
+// A process that was killed in the middle leaves files that the next one, or the removal, finds.
+func TestInstallAfterCrash(t *testing.T) {
+	o := node(t)
+	tree(t, o.Image, map[string]string{Prefix + "/lib/tsugiki/gate": "1", Prefix + "/z": "->x"})
+	if err := os.Remove(filepath.Join(o.Image, Prefix, "z")); err != nil {
+		t.Fatal(err)
+	}
+	// What has no name to be copied to fails in the middle.
+	tree(t, o.Root, map[string]string{Prefix + "/lib/tsugiki/preload": "in the way"})
+	if err := Install(o); err == nil {
+		t.Fatal("a file is in the way of a folder, and nothing has failed")
+	}
+	tree(t, o.Root, map[string]string{Prefix + "/bin/tsugiki.next": "half"})
+	if err := os.Remove(o.node(Prefix + "/lib/tsugiki/preload")); err != nil {
+		t.Fatal(err)
+	}
+	if err := Uninstall(o); err != nil {
+		t.Fatal(err)
+	}
+	want(t, o, map[string]string{o.Containerd: containerdText})
+}
+
+func TestForeignFiles(t *testing.T) {
+	o := node(t)
+	tree(t, o.Root, map[string]string{agentConfig: "of the package\n"})
+	before := read(t, o.Root)
+	if err := Install(o); !errors.Is(err, ErrForeign) || !strings.Contains(err.Error(), "agent.install=false") {
+		t.Errorf("the package's configuration: %v", err)
+	}
+	if diff := cmp.Diff(before, read(t, o.Root)); diff != "" {
+		t.Errorf("something was written:\n%s", diff)
+	}
+
+	o = node(t)
+	install(t, o)
+	tree(t, o.Root, map[string]string{agentConfig: "changed by hand\n"})
+	if err := Install(o); !errors.Is(err, ErrForeign) {
+		t.Errorf("a configuration that was changed: %v", err)
+	}
+	if err := Uninstall(o); err != nil {
+		t.Fatal(err)
+	}
+	want(t, o, map[string]string{o.Containerd: containerdText, agentConfig: "changed by hand\n"})
+
+	o = node(t)
+	tree(t, o.Root, map[string]string{o.Containerd: "->/nix/store/config.toml"})
+	if err := Install(o); err == nil || !strings.Contains(err.Error(), "no regular file") {
+		t.Errorf("containerd's configuration is a link: %v", err)
+	}
+
+	o = node(t)
+	tree(t, o.Root, map[string]string{Prefix + "/installed.json": `{"files": ["../../etc/passwd"]}`})
+	if err := Uninstall(o); err == nil || !strings.Contains(err.Error(), "not in the folder") {
+		t.Errorf("a record that leads elsewhere: %v", err)
+	}
+}
+
+// Whoever has containerd configured elsewhere, or an agent's configuration, leaves these out.
+func TestInstallProgramsAlone(t *testing.T) {
+	o := node(t)
+	o.Config, o.Containerd = "", ""
+	install(t, o)
+	want(t, o, map[string]string{
+		Prefix + "/bin/tsugiki": "1", Prefix + "/lib/tsugiki/gate": "1", Prefix + "/lib/tsugiki/preload/lib/x.so": "->../../x.so",
+		Prefix + "/installed.json": "", "/etc/containerd/config.toml": containerdText,
+	})
+}
