@@ -14,6 +14,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -26,6 +27,7 @@ type talk struct {
 	t      *testing.T
 	server *net.UDPConn
 	client *net.UDPConn
+	last   int // number of the last datagram of passes
 }
 
 func (n *node) talk(from, to *pod, port int) *talk {
@@ -44,40 +46,47 @@ func (n *node) talk(from, to *pod, port int) *talk {
 	return k
 }
 
-// passes waits until a datagram has an answer.
+// passes sends datagrams until one of them has an answer. Answers to those of before may come late.
 func (k *talk) passes() {
 	k.t.Helper()
-	testkit.Eventually(k.t, func() error { return k.try("a", time.Second) })
-}
-
-// try sends a datagram, and waits for an answer to any. Answers that came before are taken away.
-func (k *talk) try(text string, limit time.Duration) error {
-	if _, err := k.client.Write([]byte(text)); err != nil {
-		return err
-	}
-	must(k.t, k.client.SetReadDeadline(time.Now().Add(limit)))
-	_, err := k.client.Read(make([]byte, 10))
-	return err
+	first := k.last + 1
+	buf := make([]byte, 10)
+	testkit.Eventually(k.t, func() error {
+		k.last++
+		if _, err := k.client.Write([]byte(strconv.Itoa(k.last))); err != nil {
+			return err
+		}
+		must(k.t, k.client.SetReadDeadline(time.Now().Add(time.Second)))
+		for {
+			n, err := k.client.Read(buf)
+			if err != nil {
+				return err
+			}
+			if number, err := strconv.Atoi(string(buf[:n])); err == nil && number >= first {
+				return nil
+			}
+		}
+	})
 }
 
 // stopped sends datagrams, and then one of another flow on the same road that has an answer: so those
 // were dropped.
 func (k *talk) stopped(open *talk) {
 	k.t.Helper()
-	must(k.t, k.client.SetReadDeadline(time.Now().Add(time.Millisecond)))
-	for buf := make([]byte, 10); ; {
-		if _, err := k.client.Read(buf); err != nil {
-			break
-		}
-	}
 	for range 3 {
 		_, err := k.client.Write([]byte("no"))
 		must(k.t, err)
 	}
 	open.passes()
 	must(k.t, k.client.SetReadDeadline(time.Now().Add(time.Millisecond)))
-	if n, err := k.client.Read(make([]byte, 10)); err == nil {
-		k.t.Errorf("an answer of %d bytes came", n)
+	for buf := make([]byte, 10); ; {
+		n, err := k.client.Read(buf)
+		if err != nil {
+			break
+		}
+		if string(buf[:n]) == "no" {
+			k.t.Error("an answer came")
+		}
 	}
 }
 
