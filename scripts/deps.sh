@@ -119,7 +119,7 @@ elif [[ ${1:-} != demo ]]; then
 	# Tests run a cluster where its programs have been built.
 	[[ ${1:-} != kube && ! -x ${TSUGIKI_KUBE_CACHE:-.cache/kube}/kubelet ]] || install etcd-server conntrack
 	install "${programs[@]}" "${engines[@]}"
-	[[ $(dpkg --print-architecture) != amd64 ]] || install user-mode-linux # test/vm
+	[[ $(dpkg --print-architecture) != amd64 ]] || install user-mode-linux kmod # test/vm
 	if [[ $(dpkg --print-architecture) == amd64 ]]; then
 		install libc6-dev-i386 "lib32gcc-$(gcc -dumpversion)-dev" # 32-bit programs
 	fi

@@ -308,11 +308,12 @@ func TestFlood(t *testing.T) {
 	}
 }
 
-// TestGuestReadsNothing has guests that do not read, and peers that send to them without end. Another
-// connection works.
+// TestGuestReadsNothing has guests that do not read, and peers that send to them without end. Once there is no
+// room on their way, another connection works.
 func TestGuestReadsNothing(t *testing.T) {
 	r := newRig(t)
-	for handle := range uint32(20) {
+	const stalled = 20
+	for handle := range uint32(stalled) {
 		_, peer := r.data(handle + 1)
 		go func() {
 			for err := error(nil); err == nil; { // it is closed at the end of the test
@@ -320,10 +321,34 @@ func TestGuestReadsNothing(t *testing.T) {
 			}
 		}()
 	}
+	testkit.Eventually(t, func() error {
+		if n := r.full(); n < stalled {
+			return fmt.Errorf("of %d connections %d are full", stalled, n)
+		}
+		return nil
+	})
 	a, b := r.data(100)
 	if err := exchange(a, b, 4<<20); err != nil {
 		t.Error(err)
 	}
+}
+
+// full is the number of joints whose connections with the guest take no more bytes.
+func (r *rig) full() (n int) {
+	r.guest.mu.Lock()
+	defer r.guest.mu.Unlock()
+	for c := range r.guest.open {
+		j, is := c.(*joint)
+		if !is {
+			continue
+		}
+		onFile(j.guest, func(fd int) {
+			if _, err := unix.SendmsgN(fd, []byte{0}, nil, nil, unix.MSG_DONTWAIT); errors.Is(err, unix.EAGAIN) {
+				n++
+			}
+		})
+	}
+	return n
 }
 
 // TestGuestTakesNoGreeting has a connection without room for the greeting, as a guest with AF_VSOCK has that
