@@ -94,7 +94,7 @@ func want(t *testing.T, o Options, want map[string]string) {
 	}
 }
 
-func TestInstall(t *testing.T) {
+func TestInstallation(t *testing.T) {
 	o := node(t)
 	install(t, o)
 	told, err := os.ReadFile(o.node(o.Containerd))
