@@ -66,24 +66,32 @@ func (s *supervisor) connect(c *caller, k *kind) (answer, error) {
 		return a, err
 	}
 	if repeated && !waits && (errno == unix.EALREADY || errno == unix.EISCONN) {
-		return answer{errno: unix.EINPROGRESS, change: change{k.handle, to}}, nil
+		return answer{errno: unix.EINPROGRESS, change: s.unheard.add(change{k.handle, to})}, nil
 	}
 	if errno != 0 && errno != unix.EINPROGRESS {
 		return answer{errno: errno}, nil
 	}
+	made := s.unheard.add(change{reply.Handle, to}) // before the program's socket shows it
+	var a answer
 	if k.handle != 0 {
-		err := s.withoutWaiting(k.file, func() error { return s.connectData(k.file, k.handle) })
-		if err != nil {
-			return carryOn, faultOf(err)
-		}
-		if !waits && !s.control.isShared() {
-			return answer{errno: unix.EINPROGRESS}, nil
-		}
-		return s.finish(c, k.file, k.handle)
+		a, err = s.connectBound(c, k, waits)
+	} else {
+		a, err = s.connectNew(c, k, reply.Handle, waits)
 	}
-	a, err := s.connectNew(c, k, reply.Handle, waits)
-	a.change = change{reply.Handle, to}
+	a.change = made
 	return a, err
+}
+
+// connectBound connects a socket that was bound to its data port.
+func (s *supervisor) connectBound(c *caller, k *kind, waits bool) (answer, error) {
+	err := s.withoutWaiting(k.file, func() error { return s.connectData(k.file, k.handle) })
+	if err != nil {
+		return carryOn, faultOf(err)
+	}
+	if !waits && !s.control.isShared() {
+		return answer{errno: unix.EINPROGRESS}, nil
+	}
+	return s.finish(c, k.file, k.handle)
 }
 
 // connectNew connects a new socket to the data port of a handle, and puts it in the place of the
@@ -123,7 +131,7 @@ func (s *supervisor) connectNew(c *caller, k *kind, handle uint32, waits bool) (
 
 // finish waits for a vsock socket that connects, and returns the errno of the host's.
 func (s *supervisor) finish(c *caller, file int, handle uint32) (answer, error) {
-	err := c.await(file, unix.POLLOUT, unix.SO_SNDTIMEO, file)
+	err := c.await(file, unix.POLLOUT, unix.SO_SNDTIMEO, file, nil)
 	if errors.Is(err, unix.EAGAIN) {
 		return s.late(), nil
 	}
@@ -158,7 +166,7 @@ func (s *supervisor) introduce(c *caller, file int, handle uint32) (answer, erro
 	}
 	var got []byte
 	for len(got) < len(preamble) {
-		err := c.await(file, unix.POLLIN, unix.SO_SNDTIMEO, file)
+		err := c.await(file, unix.POLLIN, unix.SO_SNDTIMEO, file, nil)
 		if errors.Is(err, unix.EAGAIN) {
 			return s.late(), nil
 		}
@@ -279,14 +287,16 @@ func (s *supervisor) bind(c *caller, k *kind) (answer, error) {
 			err = unix.SetNonblock(file, false)
 		}
 	}
+	made := s.unheard.add(change{reply.Handle, at}) // before the program's socket shows it
 	if err == nil {
 		err = c.replace(k.file, file)
 	}
 	if err != nil {
 		s.letGo(reply.Handle)
+		s.unheard.take(made)
 		return carryOn, faultOf(err)
 	}
-	return answer{change: change{reply.Handle, at}}, nil
+	return answer{change: made}, nil
 }
 
 // listen answers listen(2): the guest's queue first, because the host dials at once.
@@ -318,7 +328,8 @@ func (s *supervisor) accept(c *caller, k *kind, flags int) (answer, error) {
 		if !errors.Is(err, unix.EAGAIN) || !waits {
 			return answer{given: err == nil}, err
 		}
-		if err := c.await(k.file, unix.POLLIN, unix.SO_RCVTIMEO, k.file); err != nil {
+		err = c.await(k.file, unix.POLLIN, unix.SO_RCVTIMEO, k.file, func() bool { return s.queues.has(k.handle) })
+		if err != nil {
 			return answer{}, err
 		}
 	}
@@ -334,10 +345,13 @@ func (s *supervisor) acceptOnce(c *caller, k *kind, flags int) error {
 		return err
 	}
 	file, err := q.next(func() (file int, err error) {
-		err = s.withoutWaiting(k.file, func() error {
-			file, _, err = unix.Accept4(k.file, unix.SOCK_CLOEXEC)
-			return err
-		})
+		err = unix.EINTR // of a signal to this process (vsock_accept)
+		for errors.Is(err, unix.EINTR) {
+			err = s.withoutWaiting(k.file, func() error {
+				file, _, err = unix.Accept4(k.file, unix.SOCK_CLOEXEC)
+				return err
+			})
+		}
 		return file, err
 	})
 	if err != nil {

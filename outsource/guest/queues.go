@@ -24,7 +24,8 @@ func newQueues() *queues { return &queues{of: map[uint32]*queue{}, isFree: isFre
 type queue struct {
 	sync.Mutex
 	files []int
-	users int // guarded by queues.mu
+	users int  // guarded by queues.mu
+	kept  bool // guarded by queues.mu: there were files when the last user let go
 }
 
 // keptLook is how often connections are looked at that no call has taken: they end with their listeners.
@@ -46,17 +47,27 @@ func (q *queues) hold(listener uint32) *queue {
 
 // release lets go of a queue.
 func (q *queues) release(listener uint32, l *queue) {
-	l.Unlock()
+	kept := len(l.files) > 0
 	q.mu.Lock()
 	defer q.mu.Unlock()
+	l.Unlock()
+	l.kept = kept
 	switch l.users--; {
-	case l.users > 0:
-	case len(l.files) == 0:
+	case !kept && l.users == 0:
 		delete(q.of, listener)
-	case !q.looking:
+	case kept && !q.looking:
 		q.looking = true
 		time.AfterFunc(keptLook, q.look)
 	}
+}
+
+// has tells whether a connection is kept for a listener. A call that waits in the kernel's queue is not woken by
+// it, and asks.
+func (q *queues) has(listener uint32) bool {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	l := q.of[listener]
+	return l != nil && l.kept
 }
 
 // look closes the connections of listeners that have gone, as the kernel does with its queue.

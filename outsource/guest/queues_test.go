@@ -44,6 +44,9 @@ func TestKeptConnection(t *testing.T) {
 	l := q.hold(listener)
 	l.files = append(l.files, pair[1])
 	q.release(listener, l)
+	if !q.has(listener) || q.has(listener+1) {
+		t.Error("a call that waits does not hear of the connection")
+	}
 	if got := next(listener+1, false); got != -1 {
 		t.Errorf("another listener has %d", got)
 	}
@@ -57,13 +60,15 @@ func TestKeptConnection(t *testing.T) {
 	if got := next(listener, false); got != -1 {
 		t.Errorf("a closed connection is given: %d", got)
 	}
+	if q.has(listener) {
+		t.Error("a closed connection is there")
+	}
 }
 
 // TestUnheard remembers a change until its call is made again.
 func TestUnheard(t *testing.T) {
 	var u unheard
 	one := change{3, netip.MustParseAddrPort("192.0.2.1:80")}
-	u.add(change{name: one.name}) // of a call that has changed nothing
 	u.add(one)
 	for _, other := range []change{{4, one.name}, {3, netip.MustParseAddrPort("192.0.2.1:81")}, {name: one.name}} {
 		if u.take(other) {

@@ -92,8 +92,9 @@ func (l listener) add(a *addFD) (int, error) {
 }
 
 // addAndAnswer installs a file in the program and answers its call with the number. On an error the program
-// has not got the file. A signal that interrupted the ioctl would leave a call that is answered by 0 (see
-// docs/DECISIONS.md), so there is none.
+// does not know of the file. (Before Linux 5.14, a signal in between leaves it one that it does not know of.) A
+// signal that interrupted the ioctl would leave a call that is answered by 0 (see docs/DECISIONS.md), so there
+// is none.
 func (l listener) addAndAnswer(a *addFD) error {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()

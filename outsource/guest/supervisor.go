@@ -72,10 +72,10 @@ func (s *supervisor) reply(n *notification) {
 	case !a.proceed:
 		r = response{id: n.id}
 	}
-	err = s.listener.answer(&r)
-	if errors.Is(err, errStale) {
-		s.unheard.add(a.change)
-	} else if err != nil {
+	switch err = s.listener.answer(&r); {
+	case err == nil:
+		s.unheard.take(a.change)
+	case !errors.Is(err, errStale):
 		s.log.Error("answer a call", "pid", n.tid, "syscall", n.nr, "err", err)
 	}
 }
@@ -238,8 +238,9 @@ func staysInGuest(to netip.AddrPort) bool {
 }
 
 // await waits until a file is ready, as long as the call waits. The error is EAGAIN when the time is over that
-// the program has set for such calls of a socket, by an option of SOL_SOCKET.
-func (c *caller) await(file int, events int16, option, of int) error {
+// the program has set for such calls of a socket, by an option of SOL_SOCKET. enough, which may be nil, ends the
+// wait, too.
+func (c *caller) await(file int, events int16, option, of int, enough func() bool) error {
 	// Nobody says when a signal has interrupted a call.
 	const look = 250 * time.Millisecond
 	var limit time.Time
@@ -261,7 +262,7 @@ func (c *caller) await(file int, events int16, option, of int) error {
 		if err := c.valid(); err != nil {
 			return err
 		}
-		if n > 0 {
+		if n > 0 || enough != nil && enough() {
 			return nil
 		}
 	}

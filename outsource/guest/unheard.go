@@ -11,29 +11,28 @@ type change struct {
 	name   netip.AddrPort
 }
 
-// unheard are changes of calls that a signal interrupted before they were answered. The program makes such a
-// call again, and gets the answer that it has missed. The zero value is ready.
+// unheard are changes whose calls were not answered yet. If a signal interrupts such a call, the program makes
+// it again, and gets the answer that it has missed. The zero value is ready.
 type unheard struct {
 	mu      sync.Mutex // guards changes
 	changes map[change]bool
 }
 
-// unheardMax bounds the changes that are remembered: of a program that does not repeat its calls.
+// unheardMax bounds the changes that are remembered, for programs that do not repeat such calls.
 const unheardMax = 1024
 
-func (u *unheard) add(c change) {
-	if c.handle == 0 {
-		return
-	}
+// add adds a change, and returns it.
+func (u *unheard) add(c change) change {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if u.changes == nil || len(u.changes) >= unheardMax {
 		u.changes = map[change]bool{}
 	}
 	u.changes[c] = true
+	return c
 }
 
-// take tells whether a call repeats one whose answer was not heard.
+// take forgets a change. It tells whether nobody had heard of it: a call with the same change repeats another.
 func (u *unheard) take(c change) bool {
 	u.mu.Lock()
 	defer u.mu.Unlock()
