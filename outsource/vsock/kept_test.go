@@ -231,7 +231,8 @@ func TestStarts(t *testing.T) {
 		d.stop()
 	}
 	state, files := k.take()
-	if err := Resume(state, files, func(*Device) Handler { return d }); !errors.Is(err, ErrStarts) || !errors.Is(err, ErrGuest) {
+	go func() { d.ended <- Resume(state, files, func(*Device) Handler { return d }) }()
+	if err := d.wantEnd(); !errors.Is(err, ErrStarts) || !errors.Is(err, ErrGuest) {
 		t.Errorf("one more: %v", err)
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"os"
 	"path/filepath"
 	"strconv"
+	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -18,6 +19,7 @@ import (
 	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 	"github.com/tsugiki/tsugiki/internal/testkit/uml"
+	"github.com/tsugiki/tsugiki/outsource/vsock"
 )
 
 // holders returns the processes that hold devices of a run directory.
@@ -192,4 +194,135 @@ func TestDeviceOutlivesAttach(t *testing.T) {
 	p.end(unix.SIGTERM) // with the guest's device
 	nothingHeld(t, runDir)
 	again.Crash()
+}
+
+// fakeVMM connects to a device's socket as a VMM does, and waits until the device is held.
+func fakeVMM(t *testing.T, socket, runDir string) *os.File {
+	t.Helper()
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	f := os.NewFile(uintptr(fd), "vmm")
+	t.Cleanup(func() { f.Close() })
+	testkit.Eventually(t, func() error { return unix.Connect(fd, &unix.SockaddrUnix{Name: socket}) })
+	if err := vsock.Probe(fd); err != nil {
+		t.Fatal(err)
+	}
+	testkit.Eventually(t, func() error {
+		pids := holders(t, runDir)
+		if len(pids) != 1 {
+			return fmt.Errorf("holders %v", pids)
+		}
+		open, err := testkit.OpenFiles(pids[0])
+		for _, name := range open {
+			if strings.Contains(name, "vsock connections") {
+				return nil
+			}
+		}
+		return fmt.Errorf("the holder has %v: %w", open, err)
+	})
+	return f
+}
+
+// ended waits for the end of a VMM's connection.
+func ended(t *testing.T, vmm *os.File) {
+	t.Helper()
+	list := []unix.PollFd{{Fd: int32(vmm.Fd()), Events: unix.POLLIN}}
+	if n, err := unix.Poll(list, int(testkit.Patience.Milliseconds())); n != 1 {
+		t.Fatalf("the VMM's connection goes on: %v", err)
+	}
+	if n, err := vmm.Read(make([]byte, 1)); n != 0 || !errors.Is(err, io.EOF) {
+		t.Errorf("the VMM has read %d bytes, %v", n, err)
+	}
+}
+
+// TestDeviceIsForgotten has guests that are removed while no agent runs, or before an agent goes on with them. Their
+// VMMs lose the device.
+func TestDeviceIsForgotten(t *testing.T) {
+	n := newNode(t, nil)
+	runDir := filepath.Join(n.dir, "run")
+	folder, away := n.path("folder"), n.path("away")
+	if err := os.Mkdir(folder, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	socket := filepath.Join(folder, "v")
+	configure := func(guest string) {
+		t.Helper()
+		text := "[charge]\ndiscovery = false\n[[container]]\nmatch = \"vm\"\negress = [\"0.0.0.0/0=0.0.0.0\"]\n" + guest
+		if err := os.WriteFile(n.file(), []byte(text), 0o600); err != nil {
+			t.Fatal(err)
+		}
+	}
+	configured := fmt.Sprintf("[[guest]]\nname = \"vm\"\nvsock = %q\n", socket)
+	move := func(from, to string) {
+		t.Helper()
+		if err := os.Rename(from, to); err != nil {
+			t.Fatal(err)
+		}
+	}
+
+	// The configuration loses the guest while no agent runs.
+	configure(configured)
+	n.end(unix.SIGTERM)
+	n.start(t)
+	vmm := fakeVMM(t, socket, runDir)
+	for _, sig := range []unix.Signal{unix.SIGTERM, unix.SIGKILL} {
+		n.end(sig)
+		n.start(t)
+		if err := vsock.Probe(int(vmm.Fd())); err != nil { // the agent goes on with it
+			t.Fatal(err)
+		}
+	}
+	n.end(unix.SIGKILL)
+	configure("")
+	n.start(t)
+	ended(t, vmm)
+	nothingHeld(t, runDir)
+
+	// It loses the guest while that cannot be attached.
+	configure(configured)
+	n.end(unix.SIGTERM)
+	n.start(t)
+	vmm = fakeVMM(t, socket, runDir)
+	n.end(unix.SIGKILL)
+	move(folder, away)
+	n.start(t)
+	configure("")
+	if err := n.cmd.Process.Signal(unix.SIGHUP); err != nil {
+		t.Fatal(err)
+	}
+	ended(t, vmm)
+	nothingHeld(t, runDir)
+	move(away, folder)
+
+	// A guest of the API is removed while it cannot be attached.
+	guest := api.Guest{Name: "vm", VSock: socket, Rules: &api.Rules{Egress: []string{"0.0.0.0/0=0.0.0.0"}}}
+	if err := n.Do(http.MethodPost, "/v1/guests", guest, nil); err != nil {
+		t.Fatal(err)
+	}
+	vmm = fakeVMM(t, socket, runDir)
+	n.end(unix.SIGTERM)
+	move(folder, away)
+	n.start(t)
+	if err := n.Do(http.MethodDelete, "/v1/guests/vm", nil, nil); err != nil {
+		t.Fatal(err)
+	}
+	ended(t, vmm)
+	nothingHeld(t, runDir)
+	move(away, folder)
+
+	// The next agent has the guest elsewhere.
+	if err := n.Do(http.MethodPost, "/v1/guests", guest, nil); err != nil {
+		t.Fatal(err)
+	}
+	vmm = fakeVMM(t, socket, runDir)
+	n.end(unix.SIGTERM)
+	if err := os.RemoveAll(filepath.Join(n.dir, "state")); err != nil {
+		t.Fatal(err)
+	}
+	configure(fmt.Sprintf("[[guest]]\nname = \"vm\"\nvsock = %q\n", "hybrid:"+socket))
+	n.start(t)
+	ended(t, vmm)
+	nothingHeld(t, runDir)
 }
