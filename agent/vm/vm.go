@@ -184,7 +184,8 @@ func (m *Machine) Counts() (c *vsock.Counters, boots, faults uint64) {
 	return &m.counters, m.boots.Load(), m.faults.Load()
 }
 
-// acceptAgain is the pause after a VMM that could not be accepted.
+// acceptAgain is the pause after a VMM that could not be accepted, or whose device has ended: each VMM makes this
+// process start another one.
 const acceptAgain = 100 * time.Millisecond
 
 // Serve serves the machine until End.
@@ -205,13 +206,13 @@ func (m *Machine) Serve() error {
 		}
 		if err != nil { // there may be a file for it later
 			m.container.Log().Error("accept a VMM", "err", err)
-			select {
-			case <-time.After(acceptAgain):
-			case <-m.ended:
-			}
-			continue
+		} else {
+			m.serveNew(c)
 		}
-		m.serveNew(c)
+		select {
+		case <-time.After(acceptAgain):
+		case <-m.ended:
+		}
 	}
 }
 
