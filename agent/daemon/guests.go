@@ -9,6 +9,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -27,8 +28,9 @@ import (
 // # Virtual machines
 //
 // A guest is a container of the daemon that has a vm.Machine in the place of programs. Its connections are
-// this process's, so it does not outlive the daemon. Its record says how to attach it anew. Guests of
-// the configuration are attached by the configuration alone.
+// this process's, so it does not outlive the daemon. Its record says how to attach it anew; if its VMM has a
+// device, the next daemon goes on with that. Guests of the configuration are attached by the configuration
+// alone.
 
 // sourceGuest is the CPU time that moves a guest's bytes.
 const sourceGuest = "guest"
@@ -196,7 +198,7 @@ func (m *managed) attachMachine(place vm.Place) error {
 	if a.ended {
 		return os.ErrClosed
 	}
-	machine, err := vm.Attach(m.Container, place, &m.d.contexts, m.setVMM)
+	machine, err := vm.Attach(m.Container, place, &m.d.contexts, m.d.holderOf(m.Name), m.setVMM)
 	if err != nil {
 		return err
 	}
@@ -212,17 +214,24 @@ func (m *managed) attachMachine(place vm.Place) error {
 	return nil
 }
 
-// endMachine ends what serves a guest.
-func (m *managed) endMachine() {
+func (d *Daemon) holderOf(name string) string { return vm.HolderIn(d.runDir, name) }
+
+// endMachine ends what serves a guest; leave says that the next daemon goes on with it.
+func (m *managed) endMachine(leave bool) {
 	a := &m.attachment
 	a.mu.Lock()
 	a.ended = true
 	machine, served := a.machine, a.served
 	a.mu.Unlock()
-	if machine != nil {
-		machine.End()
-		<-served
+	if machine == nil {
+		return
 	}
+	if leave {
+		machine.Leave()
+	} else {
+		machine.End()
+	}
+	<-served
 }
 
 // setVMM notes a guest's VMM, and charges the VMM's cgroup; 0 says that it has ended.
@@ -288,10 +297,20 @@ func (d *Daemon) forgetFormer(r *record) error {
 		return err
 	}
 	if r.Configured {
+		if !d.hasGuest(r.Name) {
+			if err := vm.Forget(d.holderOf(r.Name)); err != nil {
+				return err
+			}
+		}
 		return d.store.delete(r.Name)
 	}
 	d.formerGuests = append(d.formerGuests, r)
 	return nil
+}
+
+// hasGuest tells whether the configuration has a guest.
+func (d *Daemon) hasGuest(name string) bool {
+	return slices.ContainsFunc(d.config.Load().Guests, func(g config.Guest) bool { return g.Name == name })
 }
 
 // attachGuests attaches the guests of a former daemon and of the configuration.
@@ -310,7 +329,14 @@ func (d *Daemon) followConfig(cfg *config.Config) {
 	for _, g := range cfg.Guests {
 		wanted[g.Name] = g.VSock
 	}
-	d.pending.cancelConfigured()
+	for _, name := range d.pending.cancelConfigured() {
+		if _, is := wanted[name]; is {
+			continue
+		}
+		if err := vm.Forget(d.holderOf(name)); err != nil {
+			d.log.Error("end the device of a virtual machine", "container", name, "err", err)
+		}
+	}
 	for _, m := range d.all() {
 		if m.Configured && wanted[m.Name] != m.VSock {
 			if err := d.remove(m, "virtual machine is not in the configuration any more"); err != nil {

@@ -109,7 +109,7 @@ func (m *managed) attach(listener *os.File, pid int) error {
 func (m *managed) release() error {
 	defer m.tracer.close()
 	if m.isGuest() {
-		m.endMachine()
+		m.endMachine(true)
 		return m.Remove() // the next daemon has its record
 	}
 	return m.Release()
@@ -118,7 +118,7 @@ func (m *managed) release() error {
 // remove ends the container, if it still runs, and removes all that belongs to it.
 func (m *managed) remove() error {
 	defer m.tracer.close()
-	m.endMachine()
+	m.endMachine(false)
 	return m.Remove()
 }
 

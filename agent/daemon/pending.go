@@ -6,6 +6,7 @@ import (
 	"sync"
 	"time"
 
+	"github.com/tsugiki/tsugiki/agent/vm"
 	"github.com/tsugiki/tsugiki/api"
 )
 
@@ -84,9 +85,8 @@ func (l *pendingGuests) cancel(name string) bool {
 	return p.end()
 }
 
-// cancelConfigured cancels those of the configuration.
-func (l *pendingGuests) cancelConfigured() {
-	var names []string
+// cancelConfigured cancels those of the configuration, and returns their names.
+func (l *pendingGuests) cancelConfigured() (names []string) {
 	l.mu.Lock()
 	for name, p := range l.byName {
 		if p.former == nil {
@@ -97,6 +97,7 @@ func (l *pendingGuests) cancelConfigured() {
 	for _, name := range names {
 		l.cancel(name)
 	}
+	return names
 }
 
 // attachPatiently attaches a guest. If that fails, it is tried again and again.
@@ -172,5 +173,5 @@ func (d *Daemon) removePending(name, id string) (was bool, err error) {
 		return false, nil
 	}
 	d.log.Info("virtual machine, which could not be attached, is removed", "container", name)
-	return true, d.store.delete(name)
+	return true, errors.Join(vm.Forget(d.holderOf(name)), d.store.delete(name))
 }

@@ -40,7 +40,7 @@ func (g *Guest) start(p *Program, place vm.Place) error {
 		return err
 	}
 	var err error
-	if g.machine, err = vm.Attach(a.container, place, &g.contexts, nil); err != nil {
+	if g.machine, err = vm.Attach(a.container, place, &g.contexts, vm.HolderIn(p.RunDir, p.Name), nil); err != nil {
 		return err
 	}
 	a.api.Start()

@@ -67,12 +67,14 @@ type Machine struct {
 
 	ended    chan struct{}     // closed by End
 	listener *net.UnixListener // for a device
+	kept     string            // path of the socket of the device's holder
 	guest    *stream.Guest     // for other kinds
 	vm       *host.VM          // of guest
 
-	mu     sync.Mutex // guards device and over
-	device *vsock.Device
-	over   bool
+	mu      sync.Mutex // guards what follows
+	device  *vsock.Device
+	over    bool
+	leaving bool // over, and the next process goes on with the device
 
 	telling sync.Mutex // held while vmm is told of hybrid vsock; guards last and process
 	last    int        // pid of the VMM; 0: there is none
@@ -81,21 +83,26 @@ type Machine struct {
 	vmm func(pid int) // is told the pid of a VMM that has connected, and 0 at its end
 }
 
-// Attach makes the sockets for a VMM. The container has begun. vmm, which may be nil, is told the pid of a VMM
-// that connects, and 0 when its device, or with hybrid vsock its process, ends. On an error nothing is left.
-func Attach(c *container.Container, p Place, contexts *Contexts, vmm func(pid int)) (*Machine, error) {
-	m := &Machine{place: p, container: c, ended: make(chan struct{}), vmm: vmm}
+// Attach makes the sockets for a VMM. The container has begun. kept is as HolderIn returns it. vmm, which may be
+// nil, is told the pid of a VMM that connects, and 0 when its device, or with hybrid vsock its process, ends. On
+// an error nothing is left, but what an earlier process has left.
+func Attach(c *container.Container, p Place, contexts *Contexts, kept string, vmm func(pid int)) (*Machine, error) {
+	m := &Machine{place: p, container: c, kept: kept, ended: make(chan struct{}), vmm: vmm}
 	config := stream.Config{Counters: &m.counters, Work: &m.work, VMM: m.seen, Log: c.Log()}
 	var err error
-	switch p.kind {
-	case device:
+	if p.kind != device {
+		err = Forget(kept) // the machine had one before
+	}
+	switch {
+	case err != nil:
+	case p.kind == device:
 		m.listener, err = stream.ListenUnix(p.path)
-	case hybrid:
+	case p.kind == hybrid:
 		var uid, gid int
 		if uid, gid, err = stream.Owner(p.path); err == nil {
 			m.guest, err = stream.Hybrid(p.path, config, m.handler(uid, gid))
 		}
-	case context:
+	case p.kind == context:
 		var sockets *stream.Sockets
 		if sockets, err = contexts.get(); err == nil {
 			m.guest, err = sockets.Guest(uint32(p.cid), config, m.handler(nobody, nobody))
@@ -177,7 +184,8 @@ func (m *Machine) Counts() (c *vsock.Counters, boots, faults uint64) {
 	return &m.counters, m.boots.Load(), m.faults.Load()
 }
 
-// acceptAgain is the pause after a VMM that could not be accepted.
+// acceptAgain is the pause after a VMM that could not be accepted, or whose device has ended: each VMM makes this
+// process start another one.
 const acceptAgain = 100 * time.Millisecond
 
 // Serve serves the machine until End.
@@ -190,6 +198,7 @@ func (m *Machine) Serve() error {
 		m.guest.Wait()
 		return err
 	}
+	m.serveHeld()
 	for {
 		c, err := m.listener.AcceptUnix()
 		if errors.Is(err, net.ErrClosed) {
@@ -197,48 +206,14 @@ func (m *Machine) Serve() error {
 		}
 		if err != nil { // there may be a file for it later
 			m.container.Log().Error("accept a VMM", "err", err)
-			select {
-			case <-time.After(acceptAgain):
-			case <-m.ended:
-			}
-			continue
+		} else {
+			m.serveNew(c)
 		}
-		if err := m.serve(c); err != nil {
-			m.container.Log().Error("virtual machine has no sockets until it boots again", "err", err)
+		select {
+		case <-time.After(acceptAgain):
+		case <-m.ended:
 		}
 	}
-}
-
-// serve serves a VMM's device until it ends.
-func (m *Machine) serve(c *net.UnixConn) error {
-	peer, err := credentials(c)
-	if err != nil {
-		c.Close()
-		return err
-	}
-	m.boots.Add(1)
-	if m.vmm != nil {
-		m.vmm(int(peer.Pid))
-		defer m.vmm(0)
-	}
-	var vm *host.VM
-	err = vsock.Serve(c, m.place.cid, func(d *vsock.Device) vsock.Handler {
-		d.Observe(&m.counters, &m.work)
-		m.mu.Lock()
-		defer m.mu.Unlock()
-		if m.device = d; m.over {
-			d.Close()
-		}
-		vm = host.New(m.container.Guest(int(peer.Uid), int(peer.Gid)), d)
-		return vm
-	})
-	if vm != nil {
-		vm.Close()
-	}
-	if errors.Is(err, vsock.ErrGuest) {
-		m.faults.Add(1)
-	}
-	return err
 }
 
 // credentials returns the process at the other end.
@@ -257,16 +232,22 @@ func credentials(c *net.UnixConn) (peer *unix.Ucred, err error) {
 }
 
 // End makes Serve return, also while a VMM runs: its guest loses its sockets.
-func (m *Machine) End() {
+func (m *Machine) End() { m.end(false) }
+
+// Leave makes Serve return. The connections of the guest end. The next process that attaches the machine goes on
+// with the guest's device.
+func (m *Machine) Leave() { m.end(true) }
+
+func (m *Machine) end(leave bool) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	if m.over {
 		return
 	}
-	m.over = true
+	m.over, m.leaving = true, leave
 	close(m.ended)
 	if m.device != nil {
-		m.device.Close()
+		m.endDevice()
 	}
 	if m.listener != nil {
 		m.listener.Close()

@@ -34,7 +34,7 @@ func TestServeWithoutFiles(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := &Machine{listener: l, ended: make(chan struct{}), container: container.New(container.Spec{Log: slog.New(slog.NewTextHandler(log, nil))}, nil)}
+	m := &Machine{listener: l, kept: filepath.Join(t.TempDir(), "none"), ended: make(chan struct{}), container: container.New(container.Spec{Log: slog.New(slog.NewTextHandler(log, nil))}, nil)}
 	client, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)

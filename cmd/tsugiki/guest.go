@@ -43,7 +43,8 @@ Sockets that attach makes for a VMM belong to the owner of their folder.
 What a program in the guest connects to must be covered by -e. What it listens at is reached from
 outside only if -i covers it; else it stays in the guest. The guest's loopback stays in the guest.
 
-Attach serves one boot of the guest after another, until SIGINT or SIGTERM. One process serves all guests
+Attach serves one boot of the guest after another, until SIGINT or SIGTERM. If it is killed, the same
+command goes on with the guest, whose connections have ended. One process serves all guests
 that are given by a CID: the agent, if there is more than one.`
 
 func guestAttachCommand() *cobra.Command {

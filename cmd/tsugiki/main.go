@@ -16,6 +16,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/launch"
 	"github.com/tsugiki/tsugiki/internal/programs"
 	"github.com/tsugiki/tsugiki/outsource/guest"
+	"github.com/tsugiki/tsugiki/outsource/holder"
 )
 
 // Exit statuses of tsugiki itself. tsugiki run has the status of the program that it ran.
@@ -27,6 +28,9 @@ const (
 func main() {
 	if guest.IsChild() {
 		guest.Child()
+	}
+	if holder.IsChild() {
+		holder.Child()
 	}
 	os.Exit(run(os.Args[1:], os.Stderr))
 }

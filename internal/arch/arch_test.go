@@ -44,7 +44,7 @@ var rooms = []room{
 		"afgraft", "agent/ports", "agent/rules", "api", "endpoint", "gate", "graft", "intercept", "internal/launch", "keeper", "policy",
 		"outsource/host", "policy/enforcer", "relay", "translate", "translate/dns", "translate/ftp", "translate/sip",
 	}, "puts the systems of one container together, and knows neither its owner nor HTTP"},
-	{"agent/vm", []string{"agent/container", "outsource/host", "outsource/stream", "outsource/vsock"}, "joins a VMM with a container, and decides nothing"},
+	{"agent/vm", []string{"agent/container", "outsource/holder", "outsource/host", "outsource/stream", "outsource/vsock"}, "joins a VMM with a container, and decides nothing"},
 	{"agent/httpapi", []string{"agent/container", "agent/grants", "agent/ports", "agent/rules", "api", "endpoint", "policy"}, "gives errors of containers their status, and knows no daemon"},
 	{"agent/daemon", []string{
 		"agent/container", "agent/grants", "agent/httpapi", "agent/ports", "agent/rules", "agent/vm", "api", "charge/accounts", "charge/bandwidth", "endpoint", "forward",
@@ -89,6 +89,7 @@ var rooms = []room{
 
 	{"outsource/wire", nil, "messages between a guest and its host"},
 	{"outsource/vsock", nil, "a device: it knows sockets and bytes, and no meaning of ports"},
+	{"outsource/holder", nil, "files of which it knows no meaning"},
 	{"outsource/stream", []string{"outsource/vsock", "outsource/wire"}, "sockets and bytes, and the ports at which guests arrive"},
 	{"outsource/host", []string{"graft", "keeper", "outsource/vsock", "outsource/wire"}, "brings the engine the calls of guests"},
 	{"outsource/guest", []string{"outsource/wire"}, "runs in a guest, where there is no engine"},
@@ -103,7 +104,7 @@ var rooms = []room{
 
 	{"cmd/tsugiki", []string{
 		"agent/daemon", "agent/rules", "agent/run", "agent/vm", "api", "density/figures", "density/report", "density/result", "density/rig", "density/sweep", "endpoint",
-		"forward", "forward/offload", "forward/offload/card", "forward/offload/dpu", "forward/offload/dpuagent", "intercept/filter", "internal/config", "internal/launch", "internal/setup", "outsource/guest", "policy",
+		"forward", "forward/offload", "forward/offload/card", "forward/offload/dpu", "forward/offload/dpuagent", "intercept/filter", "internal/config", "internal/launch", "internal/setup", "outsource/guest", "outsource/holder", "policy",
 		"translate/dns",
 	}, "the command line"},
 	{"cmd/tsugiki-runtime", []string{"oci"}, "the command line"},

@@ -27,6 +27,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"math/rand/v2"
 	"net"
 	"net/netip"
 	"os"
@@ -101,7 +102,11 @@ type VM struct {
 
 // New returns a VM whose connections a guest has.
 func New(c Config, g vsock.Guest) *VM {
-	v := &VM{Config: c, guest: g, handles: map[uint32]*handle{}, aliases: map[alias]uint32{}, sweeping: make(chan struct{}, 1)}
+	v := &VM{
+		Config: c, guest: g, handles: map[uint32]*handle{}, aliases: map[alias]uint32{}, sweeping: make(chan struct{}, 1),
+		// Sockets of the guest may have handles of an earlier process.
+		last: rand.Uint32N(wire.HandleMax),
+	}
 	v.datagrams.vm, v.datagrams.ports, v.datagrams.ending = v, map[portKey]*port{}, map[portKey]chan struct{}{}
 	v.datagrams.change.L = &v.datagrams.mu
 	return v

@@ -26,8 +26,9 @@ const (
 	owedMax     = 64 // turns of the thread after which the driver is told what was sent
 	chainsMax   = 32 // buffers of the guest that one call fills
 
-	dialPatience   = 10 * time.Second // for the guest's answer
-	lingerPatience = time.Minute      // for a peer that does not read what a guest had sent before it closed
+	dialPatience    = 10 * time.Second // for the guest's answer
+	lingerPatience  = time.Minute      // for a peer that does not read what a guest had sent before it closed
+	messagePatience = 10 * time.Second // for the rest of a VMM's message
 )
 
 // Rings of the device. The third is for the event that says that all connections are gone. QEMU keeps that
@@ -68,8 +69,13 @@ type Device struct {
 	starved  []*conn // wait for more buffers of the guest
 	replies  []header
 	ending   bool
-	owed     int       // turns since the driver was not told what was sent
-	resumed  bool      // the driver has used the rings with another device, and was not told so
+	owed     int  // turns since the driver was not told what was sent
+	resumed  bool // the driver has used the rings with another device, and was not told so
+	known    *known
+	toldOf   []key        // connections of whose end the guest is being told
+	keeper   Keeper       // may be nil
+	begin    func() error // what the thread does first; may be nil
+	leaving  bool
 	expired  time.Time // when expire last looked
 
 	// Scratch memory of the thread.
@@ -82,7 +88,17 @@ type Device struct {
 
 // Serve speaks with a VMM over a connection until the VMM ends, Close is called, or the guest breaks
 // the rules. It closes the connection. started is called before the first connection.
-func Serve(vmm *net.UnixConn, cid uint64, handler func(*Device) Handler) error {
+func Serve(vmm *net.UnixConn, cid uint64, started func(*Device) Handler) error {
+	d := newDevice(vmm, cid)
+	var err error
+	if d.known, err = newKnown(); err != nil {
+		d.free()
+		return err
+	}
+	return d.serve(started)
+}
+
+func newDevice(vmm *net.UnixConn, cid uint64) *Device {
 	d := &Device{
 		cid: cid, vmm: vmm, vmmFile: -1, epoll: -1, wake: -1, replier: -1,
 		counts: &Counters{}, conns: map[key]*conn{}, bySock: map[int]*conn{},
@@ -90,11 +106,15 @@ func Serve(vmm *net.UnixConn, cid uint64, handler func(*Device) Handler) error {
 	for i := range d.queues {
 		d.queues[i].kick, d.queues[i].call = -1, -1
 	}
+	return d
+}
+
+func (d *Device) serve(started func(*Device) Handler) error {
 	defer d.free()
 	if err := d.prepare(); err != nil {
 		return err
 	}
-	d.handler = handler(d)
+	d.handler = started(d)
 	ended := make(chan error)
 	go func() {
 		runtime.LockOSThread() // and never unlock: the thread ends
@@ -114,6 +134,10 @@ func (d *Device) prepare() (err error) {
 	}
 	if err == nil {
 		err = unix.SetNonblock(d.vmmFile, false) // see read
+	}
+	if err == nil {
+		patience := unix.NsecToTimeval(messagePatience.Nanoseconds())
+		err = unix.SetsockoptTimeval(d.vmmFile, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &patience)
 	}
 	if err == nil {
 		d.epoll, err = unix.EpollCreate1(unix.EPOLL_CLOEXEC)
@@ -151,6 +175,11 @@ func (d *Device) run() (err error) {
 			err = fmt.Errorf("%w: its memory at %#x is gone", ErrGuest, fault.Addr())
 		}
 	}()
+	if d.begin != nil {
+		if err := d.begin(); err != nil {
+			return err
+		}
+	}
 	var events [64]unix.EpollEvent
 	busy := false
 	for !d.ending {
@@ -169,6 +198,9 @@ func (d *Device) run() (err error) {
 		}
 		d.tellSent(n == 0 && patience > 0)
 		d.expire()
+	}
+	if d.leaving {
+		return d.resetAll()
 	}
 	return nil
 }
@@ -301,6 +333,7 @@ func (d *Device) free() {
 	}
 	d.stop()
 	d.memory.unmap()
+	d.known.close()
 	for _, file := range []*int{&d.replier, &d.vmmFile, &d.wake, &d.epoll} {
 		d.closeFile(file)
 	}

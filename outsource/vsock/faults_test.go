@@ -84,7 +84,7 @@ func TestGuestCrash(t *testing.T) {
 		unix.Close(file)
 	}
 	d.kicks, d.calls = [queueCount]int{-1, -1, -1}, [queueCount]int{-1, -1, -1}
-	device := 5 // the VMM's socket, at both ends and as the thread has it; epoll; eventfd
+	device := 6 // the VMM's socket, at both ends and as the thread has it; epoll; eventfd; the list of connections
 	testkit.Eventually(t, func() error {
 		nowFiles, nowMappings := resources(t)
 		if nowFiles > files-device || nowMappings != mappings {

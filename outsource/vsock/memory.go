@@ -18,6 +18,8 @@ import (
 type region struct {
 	guest, user uint64 // where it is in the guest, and in the VMM
 	data        []byte
+	file        int // of which it is a part, from offset on
+	offset      uint64
 }
 
 // memory is the guest's memory, as the last SET_MEM_TABLE has it.
@@ -27,7 +29,7 @@ type memory []region
 // description").
 const regionsMax = 8
 
-// mapRegion maps a region. It takes no file.
+// mapRegion maps a region. Without an error, the region owns the file.
 func mapRegion(file int, guest, size, user, offset uint64) (region, error) {
 	const page = 4096
 	var st unix.Stat_t
@@ -42,12 +44,13 @@ func mapRegion(file int, guest, size, user, offset uint64) (region, error) {
 	if err != nil {
 		return region{}, fmt.Errorf("map the guest's memory: %w", err)
 	}
-	return region{guest, user, data}, nil
+	return region{guest, user, data, file, offset}, nil
 }
 
 func (m memory) unmap() {
 	for _, r := range m {
 		_ = unix.Munmap(r.data)
+		unix.Close(r.file)
 	}
 }
 

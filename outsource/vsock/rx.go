@@ -13,7 +13,7 @@ func (d *Device) receive() (more bool, err error) {
 	if !q.running() {
 		return false, nil
 	}
-	defer q.publish()
+	defer d.publish(q)
 	for range turnsMax {
 		if len(d.replies) == 0 && len(d.ready) == 0 {
 			return false, nil
@@ -24,6 +24,7 @@ func (d *Device) receive() (more bool, err error) {
 		}
 		if len(d.replies) > 0 {
 			err = d.emit(q, &d.replies[0])
+			d.toldOf = append(d.toldOf, key{d.replies[0].toPort, d.replies[0].fromPort, d.replies[0].typ})
 			d.replies = d.replies[1:]
 		} else {
 			err = d.turn(q, n)
@@ -32,7 +33,7 @@ func (d *Device) receive() (more bool, err error) {
 			return false, err
 		}
 		if q.filled-q.told >= chainsMax {
-			q.publish() // the guest takes them while the next ones are filled
+			d.publish(q) // the guest takes them while the next ones are filled
 		}
 	}
 	return true, nil
@@ -46,9 +47,20 @@ func (d *Device) buffers(q *queue) (int, error) {
 		q.hush(true)
 		return n, err
 	}
-	q.publish()
+	d.publish(q)
 	q.hush(false)
 	return q.waiting()
+}
+
+// publish shows the guest what was put into its receive ring. Then the guest knows which connections have ended.
+func (d *Device) publish(q *queue) {
+	q.publish()
+	for _, k := range d.toldOf {
+		if d.conns[k] == nil { // else the ports are another connection's by now
+			d.known.remove(k)
+		}
+	}
+	d.toldOf = d.toldOf[:0]
 }
 
 // turn lets the next connection use some of n buffers.

@@ -19,6 +19,7 @@ func (d *Device) add(k key, s state) *conn {
 	}
 	d.count++
 	d.conns[k] = c
+	d.known.add(k)
 	return c
 }
 

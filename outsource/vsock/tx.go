@@ -145,6 +145,7 @@ func (d *Device) hear(c *conn, h *header, payload *chain) {
 		done(nil)
 	case opReset:
 		d.drop(c)
+		d.known.remove(c.key)
 	case opShutdown:
 		d.shutdown(c, h.flags)
 	case opData:

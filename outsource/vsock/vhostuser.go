@@ -106,6 +106,7 @@ func (d *Device) message() error {
 	if err != nil {
 		return fmt.Errorf("message %d of the VMM: %w", r.number, err)
 	}
+	d.keep() // before the VMM goes on
 	if reply == nil && r.flags&flagNeedReply != 0 {
 		reply = make([]byte, 8)
 	}
@@ -183,6 +184,7 @@ func (d *Device) handle(r *request) ([]byte, error) {
 	case setOwner, setProtocolFeatures:
 	case resetOwner:
 		d.stop()
+		d.known.clear()
 	default:
 		return nil, ErrGuest
 	}
@@ -213,6 +215,7 @@ func (d *Device) setMemory(r *request) error {
 			m.unmap()
 			return err
 		}
+		r.files[i] = -1
 		m = append(m, g)
 	}
 	d.memory.unmap()
@@ -252,6 +255,7 @@ func (d *Device) ring(r *request) ([]byte, error) {
 		base := uint32(q.taken)
 		d.stopRing(q)
 		d.dropAll()
+		d.known.clear()
 		return binary.LittleEndian.AppendUint32(binary.LittleEndian.AppendUint32(nil, index), base), nil
 	case setVringEnable:
 		q.enabled = r.word(1) != 0

@@ -251,45 +251,6 @@ tsugiki guest run -- nc %s 7000 < /dev/null; echo nc has ended
 	again.Expect("nc has ended")
 }
 
-// TestDeviceDies kills the process that serves a guest's vhost-user device. The guest's connections end, and a
-// new process serves its next boot. (User-Mode Linux 6.1 does not survive the end of its device.)
-func TestDeviceDies(t *testing.T) {
-	top := testkit.Build(t, testkit.Options{})
-	l := listenIn(t, top.Remote, fmt.Sprintf("%s:7000", testkit.RemoteAddr4))
-	dir := t.TempDir()
-	socket := filepath.Join(dir, "vsock")
-	args := []string{"guest", "attach", "--vsock", socket, "--name", fmt.Sprintf("vm%d", os.Getpid()), "--run-dir", filepath.Join(dir, "run"), "-e", "0.0.0.0/0=0.0.0.0"}
-	listens := func() {
-		t.Helper()
-		testkit.Eventually(t, func() error { // a connection would be a VMM
-			out, err := top.Host.Command(t.Context(), "ss", "-Hlx", "src", socket).CombinedOutput()
-			if err == nil && len(out) == 0 {
-				err = errors.New("nobody listens for the VMM")
-			}
-			return err
-		})
-	}
-	script := fmt.Sprintf("(echo hello; sleep 1000) | tsugiki guest run -- nc %s 7000\n", testkit.RemoteAddr4)
-	for range 2 {
-		p := serve(t, top.Host, args...)
-		listens()
-		g := uml.Start(t, top.Host, socket, uml.Options{Script: script})
-		c, err := l.Accept()
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer c.Close()
-		if _, err := io.ReadFull(c, make([]byte, len("hello\n"))); err != nil {
-			t.Fatal(err)
-		}
-		p.end(unix.SIGKILL)
-		if n, err := c.Read(make([]byte, 1)); !errors.Is(err, io.EOF) && !errors.Is(err, unix.ECONNRESET) {
-			t.Errorf("the peer has read %d bytes, %v", n, err)
-		}
-		g.Crash()
-	}
-}
-
 // TestVsockSockets has package stream's tests of AF_VSOCK in a guest, where the kernel has vsock_loopback.
 func TestVsockSockets(t *testing.T) {
 	top := testkit.Build(t, testkit.Options{NoRemote: true})
