@@ -175,17 +175,21 @@ func (d *Driver) Inbound(t Test) modes.Load {
 	return modes.Load{Name: InPrefix + t.Name, Pin: t.Pin, Run: run}
 }
 
-// tryLimit bounds one try to reach a server: a process between accepts connections, and loses those
-// that it made before the server listened.
-const tryLimit = 500 * time.Millisecond
+// firstTry bounds the first try to reach a server: a process between accepts connections, and loses those
+// that it made before the server listened. A try that had too little time is followed by one with twice as
+// much, as others may have the machine.
+const firstTry = 500 * time.Millisecond
 
 // awaitServer waits until a server answers by the way that is measured.
 func (d *Driver) awaitServer(ctx context.Context, t Test, mode modes.Mode) error {
 	ctx, cancel := context.WithTimeout(ctx, testkit.Patience)
 	defer cancel()
-	for {
-		try, end := context.WithTimeout(ctx, tryLimit)
+	for limit := firstTry; ; {
+		try, end := context.WithTimeout(ctx, limit)
 		_, err := d.ask(try, t, mode, "-t", "0.001")
+		if try.Err() != nil {
+			limit *= 2
+		}
 		end()
 		if err == nil || ctx.Err() != nil {
 			return err

@@ -241,17 +241,21 @@ func (r *rig) prepare(ctx context.Context, w *way) error {
 	return err
 }
 
-// tryLimit bounds one try to reach a server: a process between accepts connections, and loses those that it
-// made before the server listened.
-const tryLimit = time.Second
+// firstTry bounds the first try to reach a server: a process between accepts connections, and loses those
+// that it made before the server listened. A try that had too little time is followed by one with twice as
+// much, as others may have the machine.
+const firstTry = time.Second
 
 // await waits until a way's own server answers the remote.
 func (w *way) await(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, testkit.Patience)
 	defer cancel()
-	for {
-		try, end := context.WithTimeout(ctx, tryLimit)
+	for limit := firstTry; ; {
+		try, end := context.WithTimeout(ctx, limit)
 		_, err := w.remote.output(try, "client", "tcp_stream", w.reach.String(), w.at(ownPort), "-t", "0.001")
+		if try.Err() != nil {
+			limit *= 2
+		}
 		end()
 		if err == nil {
 			return nil
