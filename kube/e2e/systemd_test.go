@@ -55,4 +55,9 @@ func TestContainerdIsStartedAnew(t *testing.T) {
 	if now := containerd(); now != third {
 		t.Errorf("containerd knows the runtime, was process %s and is %s", third, now)
 	}
+	// Nobody can say whether it knows the runtime.
+	out := must("sh", "-c", `"$0" agent --containerd-unit containerd --containerd /run/nowhere.sock 2>&1; echo`, kube)
+	if now := containerd(); now != third || !strings.Contains(out, "containerd is not started anew") {
+		t.Errorf("containerd gives no answer, was process %s and is %s:\n%s", third, now, out)
+	}
 }

@@ -31,8 +31,12 @@ const agentProgram = install.Prefix + "/bin/tsugiki"
 // stateDir has data that the next agent needs.
 const stateDir = "/var/lib/tsugiki"
 
-// askLimit is how long containerd has for an answer.
-const askLimit = 5 * time.Second
+// askLimit is how long containerd has for an answer. The readiness probe has less.
+const askLimit = 30 * time.Second
+
+// errUnknown says that containerd does not know the runtime, and what to do.
+var errUnknown = errors.New("containerd has not read its configuration since the runtime tsugiki is in it: " +
+	"restart containerd on this node (systemctl restart containerd; containers run on)")
 
 // onNode are the commands of a container that has to do with its node, and with no API server.
 var onNode = map[string]func(args []string) error{
@@ -108,7 +112,7 @@ func runAgent(args []string) error {
 		return err
 	}
 	if err := f.restart(); err != nil {
-		slog.Warn("containerd does not know the runtime tsugiki yet", "err", err)
+		slog.Warn("containerd is not started anew; the readiness probe says whether it knows the runtime tsugiki", "err", err)
 	}
 	return asStatus(host.Run(os.Stderr, agentProgram, "agent"))
 }
@@ -116,8 +120,11 @@ func runAgent(args []string) error {
 // restart has systemd of the node restart containerd, if that does not know the runtime yet.
 // Containers run on meanwhile.
 func (f *nodeFlags) restart() error {
-	if f.unit == "" || f.knows() == nil {
+	if f.unit == "" {
 		return nil
+	}
+	if err := f.knows(); !errors.Is(err, errUnknown) { // one that gives no answer is not restarted for that
+		return err
 	}
 	slog.Info("containerd is started anew, for the runtime tsugiki", "unit", f.unit)
 	if err := asStatus(host.RunInside(os.Stderr, "systemctl", "restart", f.unit)); err != nil {
@@ -132,7 +139,7 @@ func (f *nodeFlags) knows() error {
 	defer cancel()
 	known, err := host.KnowsHandler(ctx, f.socket, handler)
 	if err == nil && !known {
-		err = errors.New("containerd has not read its configuration since the runtime tsugiki is in it: restart containerd on this node (systemctl restart containerd; containers run on)")
+		err = errUnknown
 	}
 	return err
 }
