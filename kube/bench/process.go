@@ -27,7 +27,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/tsugiki/tsugiki/api"
+	"github.com/tsugiki/tsugiki/kube/caches"
 	"github.com/tsugiki/tsugiki/kube/cluster"
+	"github.com/tsugiki/tsugiki/kube/connect"
 	"github.com/tsugiki/tsugiki/kube/grant"
 	"github.com/tsugiki/tsugiki/kube/node"
 	"github.com/tsugiki/tsugiki/kube/v1alpha1"
@@ -149,11 +151,14 @@ func (c *controllers) serve(questions *json.Decoder, answers *json.Encoder) int 
 // manager makes a manager as cmd/tsugiki-kube does.
 func (c *controllers) manager(token string, m *meter, o ctrl.Options) (ctrl.Manager, error) {
 	skip := true
-	o.Scheme, o.Metrics, o.Controller = c.scheme, server.Options{BindAddress: "0"}, config.Controller{SkipNameValidation: &skip}
-	return ctrl.NewManager(&rest.Config{
+	o.Scheme, o.MapperProvider, o.Metrics = c.scheme, caches.Mapper, server.Options{BindAddress: "0"}
+	o.Controller = config.Controller{SkipNameValidation: &skip}
+	cfg := &rest.Config{
 		Host: c.order.Server, BearerToken: token, TLSClientConfig: rest.TLSClientConfig{CAFile: c.order.CA},
 		QPS: -1, Dial: m.dial, WrapTransport: m.wrap,
-	}, o)
+	}
+	cfg.Wrap(connect.Singly)
+	return ctrl.NewManager(cfg, o)
 }
 
 func (c *controllers) startNode(ctx context.Context, o *nodeOrder, meter *meter) error {
