@@ -28,7 +28,7 @@ func ask(t *testing.T, d *Daemon, method, path string, body any) (int, string) {
 		t.Fatal(err)
 	}
 	mux := http.NewServeMux()
-	for pattern, handle := range d.podRoutes() {
+	for pattern, handle := range d.routes() {
 		mux.HandleFunc(pattern, handle)
 	}
 	w := httptest.NewRecorder()
