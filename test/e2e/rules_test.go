@@ -130,6 +130,11 @@ func testRulesOfRunning(t *testing.T, w *world, v variant, agent bool) {
 	served("http://" + hostAddr4 + ":82/")
 	b.waits(t)
 	o.want(sourceAddr4, "ask client")
+
+	if out, want := o.graft("set -e 198.51.100.0/24/tcp="+sourceAddr4), "withdrawn -i 0.0.0.0:8082=more\nadded -e 198.51.100.0/24/tcp=e-1\n"; out != want {
+		t.Errorf("tsugiki graft set prints %q, want %q", out, want)
+	}
+	o.want(sourceAddr4, "dial last tcp %s", remoteObserver())
 	o.release()
 }
 
