@@ -48,10 +48,14 @@ const ChargeCount = "count"
 type Granted struct {
 	Withdrawn map[string][]string `json:"withdrawn,omitempty"` // are no longer in force
 	Restored  map[string][]string `json:"restored,omitempty"`  // are in force again
+	Added     map[string][]string `json:"added,omitempty"`     // are in force, and never were before
+	Moved     map[string][]string `json:"moved,omitempty"`     // see RulesChanged
 	Changed   map[string][]string `json:"changed,omitempty"`   // have other sources
 	// Restart are rules that need a new container. "directForward: false" is among them if the grant
 	// says Slow and no container of the pod has told which sandbox the pod has.
 	Restart map[string][]string `json:"restart,omitempty"`
+	// Because has the reason for the first of Restart, in one line.
+	Because map[string]string `json:"because,omitempty"`
 }
 
 // PodState is a pod that has a grant or containers.
@@ -63,7 +67,8 @@ type PodState struct {
 	Name      string `json:"name"`
 	// Grant is missing if there is none.
 	Grant *Grant `json:"grant,omitempty"`
-	// Running are the rules that containers of the pod had when they started, by their names.
+	// Running are the rules that containers of the pod have, by their names, with the endpoints of ingress
+	// rules that they have had, too.
 	Running map[string]Rules `json:"running,omitempty"`
 }
 

@@ -97,6 +97,9 @@ type Config struct {
 	Ephemeral endpoint.PortRange
 	// Kept are the ports that the host's administrator keeps for programs that name them.
 	Kept []endpoint.PortRange
+	// Began is the table for which the container's front ends were made. It is nil if that is the table
+	// of the first rules.
+	Began *policy.Table
 	// OwnIsLoopback says that the container's namespace has only a loopback, so that all else lies
 	// on the host's side.
 	OwnIsLoopback bool

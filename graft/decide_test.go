@@ -389,6 +389,22 @@ func TestBorn(t *testing.T) {
 	}
 }
 
+// An engine that takes over a container goes by the rules for which the front ends were made, and not by
+// those that are in force by then.
+func TestBornBefore(t *testing.T) {
+	host, own := newPlace(t, host4, host6), newPlace(t)
+	before := newWorld(t, host, own, false, everywhere...)
+	now := newWorld(t, host, own, false, "-e", "10.0.0.0/8=0.0.0.0")
+	if !before.HostFirst(ip4) || now.HostFirst(ip4) {
+		t.Fatal("the two sets of rules do not differ in what is on the host first")
+	}
+	config := now.Config
+	config.Began = before.now.Load().Table
+	if next := New(config, now.now.Load().Rules); !next.HostFirst(ip4) || next.HostFirst(ip6) {
+		t.Errorf("on the host first: %v, %v", next.HostFirst(ip4), next.HostFirst(ip6))
+	}
+}
+
 // The next engine leads to the servers of the former one. Both ports are the same, as no
 // kernel program is there to show the program its own.
 func TestRecover(t *testing.T) {

@@ -24,6 +24,7 @@
 package graft
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 	"sync"
@@ -101,7 +102,8 @@ func New(c Config, r Rules) *Engine {
 	e := &Engine{Config: c, host: r.Host[""], sent: map[uint64]struct{}{}, guards: map[Port]int{}, own: map[Port]*ownListener{}, ownRoom: make(chan struct{}, markersMax)}
 	e.relays.make()
 	e.Update(r)
-	e.hostFirst4, e.hostFirst6 = hostFirst(r.Table, c.OwnIsLoopback, false), hostFirst(r.Table, c.OwnIsLoopback, true)
+	began := cmp.Or(c.Began, r.Table)
+	e.hostFirst4, e.hostFirst6 = HostFirst(began, c.OwnIsLoopback, false), HostFirst(began, c.OwnIsLoopback, true)
 	return e
 }
 
@@ -147,7 +149,9 @@ func (e *Engine) Recover() error {
 // begin has to be called once for each call that is answered.
 func (e *Engine) begin() call { return call{e, e.now.Load()} }
 
-func hostFirst(t *policy.Table, ownIsLoopback, ip6 bool) bool {
+// HostFirst tells whether front ends that are made for a table make sockets of a family on the host's
+// side from the start. ownIsLoopback is Config's OwnIsLoopback.
+func HostFirst(t *policy.Table, ownIsLoopback, ip6 bool) bool {
 	if ownIsLoopback {
 		return len(t.Endpoints()) > 0
 	}
@@ -168,7 +172,7 @@ func (e *Engine) HostFirst(family int) bool {
 // address. It has to if UDP sockets of a family are not created on the host's side, but some
 // destinations of that family lie there. ownIsLoopback is Config's OwnIsLoopback.
 func SeesDatagrams(t *policy.Table, ownIsLoopback bool) bool {
-	return t.HasEgress(false) && !hostFirst(t, ownIsLoopback, false) || t.HasEgress(true) && !hostFirst(t, ownIsLoopback, true)
+	return t.HasEgress(false) && !HostFirst(t, ownIsLoopback, false) || t.HasEgress(true) && !HostFirst(t, ownIsLoopback, true)
 }
 
 func isTCP(protocol int) bool {

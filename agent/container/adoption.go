@@ -123,14 +123,14 @@ func (c *Container) restore() error {
 	if err := c.openHost(); err != nil {
 		return err
 	}
-	if err := c.restoreSources(); err != nil {
+	if err := c.restoreRules(&set); err != nil {
 		return err
 	}
-	ingress, egress, err := c.rulesFor(*c.ingress.Load(), &set)
+	ingress, egress, names, err := c.given.Load().in(&set)
 	if err != nil {
 		return err
 	}
-	if c.table, err = policy.Restore(ingress, egress, numbered, c.nameRulesFor(&set)...); err != nil {
+	if c.table, err = policy.Restore(ingress, egress, numbered, names...); err != nil {
 		return err
 	}
 	dir, err := c.keepers.Open()
@@ -148,6 +148,22 @@ func (c *Container) restore() error {
 		return err
 	}
 	return c.openAdoptSockets()
+}
+
+// restoreRules puts the rules of the State into the container, with the endpoints of a set.
+func (c *Container) restoreRules(set *endpoint.Set) error {
+	first := begin(&c.spec.Rules)
+	var err error
+	if c.began, err = policy.NewTable(first.ingress, first.egress, first.names...); err != nil {
+		return err
+	}
+	g, err := restored(&c.state, &c.spec)
+	if err != nil {
+		return err
+	}
+	g.place(set)
+	c.given.Store(g)
+	return nil
 }
 
 // adoptGates connects to the gates that wait at their adoption sockets.

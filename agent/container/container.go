@@ -45,7 +45,7 @@ import (
 	"github.com/tsugiki/tsugiki/relay"
 )
 
-// Spec says who a container is and what it is given. It never changes.
+// Spec says who a container is and what it is given at first. It never changes.
 type Spec struct {
 	Name   string
 	RunDir string
@@ -72,24 +72,6 @@ type Spec struct {
 	Ports     *ports.Holder // of the host
 	Log       *slog.Logger
 	Decisions *slog.Logger // takes decisions about calls, below the level of a warning
-}
-
-// State is what a process needs, beside the Spec, to take over a container.
-type State struct {
-	PID     int    `json:"pid"` // of the first program; 0: there was none yet
-	Started string `json:"started"`
-	Cgroup  string `json:"cgroup"`
-	// Endpoints are the container's endpoints. Numbered has their names, each at the endpoint's
-	// number in the kernel's tables.
-	Endpoints []string `json:"endpoints"`
-	Numbered  []string `json:"numbered"`
-	// From has the sources of the ingress rules of the Spec, in their order; empty: those of the
-	// Spec.
-	From []string `json:"from,omitempty"`
-	// Untrapped says that connect(2), sends and listen(2) of its programs are not trapped, and that
-	// its loopback is on the host (graft.NeedsTraps). Its filters do not change, so Untrapped does
-	// not change.
-	Untrapped bool `json:"untrapped"`
 }
 
 // Owner is the process that has a container: the daemon, or tsugiki run.
@@ -119,9 +101,8 @@ type Container struct {
 	log   *slog.Logger // says which container
 
 	endpoints atomic.Pointer[endpoint.Set] // never changed, only replaced
-	// ingress has the ingress rules of the Spec with their numbers and present sources; likewise.
-	ingress atomic.Pointer[[]policy.Ingress]
-	shown   atomic.Pointer[Shown]
+	given     atomic.Pointer[given]        // likewise
+	shown     atomic.Pointer[Shown]
 	// translated has the last counters of the translation; nil before there is one.
 	translated atomic.Pointer[api.TranslationStats]
 	// cause says why this process ended the container; nil if it did not.
@@ -142,6 +123,7 @@ type kernelState struct {
 	keepers  *cgroup.Group // where its host sockets are made
 	ownNS    *netns.NS
 	table    *policy.Table
+	began    *policy.Table     // of the Spec, for which filters and gates are made
 	host     map[string]*place // by Endpoint.Netns
 	former   []*place          // places that were in host; sockets may still be in them
 	enforced *enforcer.Enforcement
@@ -186,7 +168,7 @@ func New(spec Spec, owner Owner) *Container {
 	}
 	c.host, c.answering = map[string]*place{}, answering.NewSlots()
 	c.endpoints.Store(&c.spec.Endpoints)
-	c.numberRules()
+	c.given.Store(begin(&c.spec.Rules))
 	return c
 }
 
@@ -234,8 +216,9 @@ func (c *Container) save() error {
 }
 
 func (c *Container) compile() (err error) {
-	c.table, err = policy.NewTable(*c.ingress.Load(), c.spec.Egress, c.spec.NameRules...)
-	if err == nil {
+	g := c.given.Load()
+	c.table, err = policy.NewTable(g.ingress, g.egress, g.names...)
+	if c.began = c.table; err == nil {
 		c.state.Untrapped = c.needsTraps(c.table, c.endpoints.Load(), c.sourcesFor()) == nil
 		err = c.checkTranslation()
 	}
@@ -368,6 +351,7 @@ func (c *Container) makeEngine() error {
 	}
 	c.engine = graft.New(graft.Config{
 		Enforcer:      c.enforced,
+		Began:         c.began,
 		Endpoint:      c.endpointNamed,
 		Own:           c.own,
 		Know:          c.gates.know,

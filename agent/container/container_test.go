@@ -81,7 +81,7 @@ func needRoot(t *testing.T) {
 	}
 }
 
-var given = api.Rules{
+var someRules = api.Rules{
 	Endpoints: []string{"in type ipv4 addr 127.0.0.1 port 20080", "out type ipv4 addr 0.0.0.0 port dynamic", "u type unix path /run/u"},
 	Ingress:   []string{"0.0.0.0:8080=in", "0.0.0.0:9000-9009=127.0.0.1", "0.0.0.0:70=u"},
 	Egress:    []string{"198.51.100.0/24=out", "203.0.113.0/24=u"},
@@ -90,7 +90,7 @@ var given = api.Rules{
 // The port of a rule is reserved; a range of ports is not, nor a path.
 func TestPrepare(t *testing.T) {
 	needRoot(t)
-	c, o, err := prepared(t, given)
+	c, o, err := prepared(t, someRules)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -139,7 +139,7 @@ func TestPrepareRefuses(t *testing.T) {
 // What is about to be in force is saved with the ports of it; if it cannot be, all is as before.
 func TestAnnounce(t *testing.T) {
 	needRoot(t)
-	c, o, err := prepared(t, given)
+	c, o, err := prepared(t, someRules)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -148,7 +148,7 @@ func TestAnnounce(t *testing.T) {
 	if err := set.Remove("in"); err != nil {
 		t.Fatal(err)
 	}
-	next, err := c.nextTable(&set)
+	next, err := c.nextTable(c.given.Load(), &set)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -169,7 +169,7 @@ func TestAnnounce(t *testing.T) {
 // A change is refused before anything is asked of the owner, and of a container that is ending.
 func TestEndpointsRefuse(t *testing.T) {
 	needRoot(t)
-	c, o, err := prepared(t, given)
+	c, o, err := prepared(t, someRules)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -207,7 +207,7 @@ func TestEndpointsRefuse(t *testing.T) {
 // The namespace of a program is its own, and not one that ip netns knows by the same number.
 func TestEnterByProcess(t *testing.T) {
 	needRoot(t)
-	c, _, err := prepared(t, given)
+	c, _, err := prepared(t, someRules)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -33,20 +33,20 @@ func (e HostError) Unwrap() error { return e.Err }
 // ListEndpoints returns the endpoints that the container has now, by name.
 func (c *Container) ListEndpoints() []api.Endpoint {
 	list := []api.Endpoint{}
-	set := c.endpoints.Load()
+	set, g := c.endpoints.Load(), c.given.Load()
 	for _, ep := range set.All() {
 		e := api.Endpoint{Container: c.spec.Name, Name: ep.Name, Definition: rules.DefinitionOf(ep), Rules: []string{}}
-		for _, r := range *c.ingress.Load() {
+		for _, r := range g.has() {
 			if r.Endpoint.Name == ep.Name {
 				e.Rules = append(e.Rules, "-i "+r.String())
 			}
 		}
-		for _, r := range c.spec.Egress {
+		for _, r := range g.egress {
 			if r.Endpoint.Name == ep.Name {
 				e.Rules = append(e.Rules, "-e "+r.String())
 			}
 		}
-		for _, r := range c.spec.NameRules {
+		for _, r := range g.names {
 			if r.Endpoint.Name == ep.Name {
 				e.Rules = append(e.Rules, rules.NameRuleFlag+" "+r.String())
 			}
@@ -67,41 +67,15 @@ func (c *Container) AddEndpoint(ep *endpoint.Endpoint) error {
 	if c.endpointNamed(ep.Name) != nil {
 		return fmt.Errorf("%w, %s; delete it first", ErrExists, ep.Name)
 	}
-	set := c.endpoints.Load().Clone()
-	if err := set.Add(ep); err != nil {
+	n := next{given: c.given.Load().clone(), set: c.endpoints.Load().Clone(), places: map[string]*place{}}
+	if err := n.set.Add(ep); err != nil {
 		return err
 	}
-	table, err := c.nextTable(&set)
-	if err != nil {
+	n.given.move(ep)
+	if err := c.check(&n, "endpoint "+ep.Name); err != nil {
 		return err
 	}
-	if reason := c.needsTraps(table, &set, nil); c.state.Untrapped && reason != nil {
-		return fmt.Errorf("%w: %w; restart the container to have endpoint %s", ErrUntrapped, reason, ep.Name)
-	}
-	p, err := c.openPlace(ep)
-	if err != nil {
-		return HostError{err}
-	}
-	if err := errors.Join(checkAddress(ep, p.ns), checkPorts(table, ep, p.ns, c.served(p))); err != nil {
-		if p != c.host[ep.Netns] && !slices.Contains(c.former, p) {
-			err = errors.Join(err, p.ns.Close())
-		}
-		return HostError{err}
-	}
-	if p != c.host[ep.Netns] {
-		c.settle(p)
-		c.host[ep.Netns] = p
-		c.former = slices.DeleteFunc(c.former, func(f *place) bool { return f == p })
-	}
-	if err := c.announce(table, &set); err != nil {
-		return errors.Join(err, c.closeUnused())
-	}
-	// The kernel first: sockets that are led to the endpoint then get there.
-	if err := c.change(table, c.updateKernel, c.updateEngine, c.updateGates); err != nil {
-		return errors.Join(err, c.announce(c.table, c.endpoints.Load()), c.closeUnused())
-	}
-	c.endpoints.Store(&set)
-	return nil
+	return c.putInForce(&n)
 }
 
 // served returns a function that tells whether the container has bound a port in a place.
@@ -118,6 +92,7 @@ func (c *Container) announce(t *policy.Table, set *endpoint.Set) error {
 	}
 	next := c.state
 	next.Endpoints, next.Numbered = lines(set), names(t.Numbered())
+	c.given.Load().note(&next, &c.spec)
 	if err := c.owner.Save(next); err != nil {
 		return errors.Join(err, c.owner.Reserve(c.reservations(c.table)))
 	}
@@ -133,12 +108,17 @@ func (c *Container) DeleteEndpoint(name string) error {
 	if c.closing {
 		return os.ErrClosed
 	}
+	return c.deleteEndpoint(name)
+}
+
+// The caller of deleteEndpoint holds c.changes.
+func (c *Container) deleteEndpoint(name string) error {
 	before := c.endpoints.Load()
 	set := before.Clone()
 	if err := set.Remove(name); err != nil {
 		return err
 	}
-	table, err := c.nextTable(&set)
+	table, err := c.nextTable(c.given.Load(), &set)
 	if err != nil {
 		return err
 	}
@@ -156,49 +136,12 @@ func (c *Container) DeleteEndpoint(name string) error {
 }
 
 // nextTable compiles the rules whose endpoints are in the set.
-func (c *Container) nextTable(set *endpoint.Set) (*policy.Table, error) {
-	ingress, egress, err := c.rulesFor(*c.ingress.Load(), set)
+func (c *Container) nextTable(g *given, set *endpoint.Set) (*policy.Table, error) {
+	ingress, egress, names, err := g.in(set)
 	if err != nil {
 		return nil, err
 	}
-	return c.table.Next(ingress, egress, c.nameRulesFor(set)...)
-}
-
-// rulesFor returns those of some ingress rules, and of the egress rules, whose endpoints are in the
-// set.
-func (c *Container) rulesFor(all []policy.Ingress, set *endpoint.Set) (ingress []policy.Ingress, egress []policy.Egress, err error) {
-	for _, r := range all {
-		ep, err := set.Get(r.Endpoint.Name)
-		if err != nil {
-			continue
-		}
-		if r, err = r.With(ep); err != nil {
-			return nil, nil, err
-		}
-		ingress = append(ingress, r)
-	}
-	for _, r := range c.spec.Egress {
-		ep, err := set.Get(r.Endpoint.Name)
-		if err != nil {
-			continue
-		}
-		if r, err = r.With(ep); err != nil {
-			return nil, nil, err
-		}
-		egress = append(egress, r)
-	}
-	return ingress, egress, nil
-}
-
-// nameRulesFor returns the name rules, if their endpoint is in the set, and of IPv6.
-func (c *Container) nameRulesFor(set *endpoint.Set) (list []policy.NameRule) {
-	for _, r := range c.spec.NameRules {
-		if ep, err := set.Get(r.Endpoint.Name); err == nil && ep.Type == endpoint.IPv6 {
-			r.Endpoint = ep
-			list = append(list, r)
-		}
-	}
-	return list
+	return c.table.Next(ingress, egress, names...)
 }
 
 // change puts a table in force in steps. If one fails, change undoes the steps before it.
@@ -218,7 +161,7 @@ func (c *Container) change(t *policy.Table, steps ...func(*policy.Table) error) 
 }
 
 func (c *Container) updateKernel(t *policy.Table) error {
-	if c.spec.Granted && len(t.IngressRules()) < len(*c.ingress.Load()) {
+	if g := c.given.Load(); (c.spec.Granted || g.replaced) && len(t.IngressRules()) < len(g.ingress) {
 		c.enforced.LookUpSources()
 	}
 	return c.enforced.Update(t, c.netnsOf)

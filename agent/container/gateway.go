@@ -108,13 +108,11 @@ func (g *gateway) Full(client net.Conn, port uint16) {
 	client.Close()
 }
 
-// servesRelayed tells whether a rule publishes a port whose connections are relayed.
-func (c *Container) servesRelayed() bool {
+// servesRelayed tells whether a rule of the Spec publishes a port whose connections are relayed.
+func (c *Container) servesRelayed() bool { return slices.ContainsFunc(c.spec.Ingress, c.relays) }
+
+// relays tells whether connections to a port of a rule are relayed.
+func (c *Container) relays(r policy.Ingress) bool {
 	t := c.spec.Translation
-	if t == nil {
-		return false
-	}
-	return slices.ContainsFunc(c.spec.Ingress, func(r policy.Ingress) bool {
-		return slices.ContainsFunc(slices.Concat(t.FTP, t.SIP), r.Ports.Contains)
-	})
+	return t != nil && slices.ContainsFunc(slices.Concat(t.FTP, t.SIP), r.Ports.Contains)
 }

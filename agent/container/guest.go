@@ -21,7 +21,7 @@ func (c *Container) Guest(uid, gid int) host.Config {
 		Engine: c.engine, Maker: c.host[""].Maker, Covers: c.serves,
 		UID: uid, GID: gid, Own: dummy4, Log: c.spec.Decisions,
 	}
-	if leavesBy(c.spec.Egress, true) {
+	if leavesBy(c.given.Load().egress, true) {
 		config.Own6 = dummy6
 	}
 	if c.translation != nil {

@@ -14,14 +14,15 @@ import (
 // container. These are trapped only where such a program is to be expected: in a container that
 // begins with a nameable endpoint, or without any rule.
 
-// FilterOptions returns which calls the engine has to see.
+// FilterOptions returns which calls the engine has to see. Filters do not change, so what they trap
+// depends on the rules of the Spec alone.
 func (c *Container) FilterOptions() filter.Options {
 	return filter.Options{
 		Mode:       c.spec.Mode,
 		Datagrams:  c.seesDatagrams(),
 		AFGraft:    c.programsName(),
 		Untrapped:  c.state.Untrapped,
-		Accepts:    c.table.HasOwn() && !c.hasOnlyLoopback() || c.servesRelayed(),
+		Accepts:    c.began.HasOwn() && !c.hasOnlyLoopback() || c.servesRelayed(),
 		Translated: c.spec.Translation != nil,
 	}
 }
@@ -29,13 +30,13 @@ func (c *Container) FilterOptions() filter.Options {
 // seesDatagrams tells whether the engine sees each datagram with an address. It has to, because an
 // AF_GRAFT socket that sends before it is bound leaves by the endpoint for that.
 func (c *Container) seesDatagrams() bool {
-	source := c.endpointNamed(afgraft.DefaultSource)
-	return graft.SeesDatagrams(c.table, c.spec.LoopbackOnly) || source != nil && source.Nameable
+	source, err := c.spec.Endpoints.Get(afgraft.DefaultSource)
+	return graft.SeesDatagrams(c.began, c.spec.LoopbackOnly) || err == nil && source.Nameable
 }
 
 // programsName tells whether programs that name endpoints are to be expected.
 func (c *Container) programsName() bool {
-	return len(c.table.Endpoints()) == 0 || slices.ContainsFunc(c.spec.Endpoints.All(), isNameable)
+	return len(c.began.Endpoints()) == 0 || slices.ContainsFunc(c.spec.Endpoints.All(), isNameable)
 }
 
 func isNameable(ep *endpoint.Endpoint) bool { return ep.Nameable }

@@ -389,7 +389,7 @@ func TestNameRulesOfContainer(t *testing.T) {
 	if err := set.Remove("names"); err != nil {
 		t.Fatal(err)
 	}
-	if next, err := c.nextTable(&set); err != nil || next.NameEndpoint() != nil {
+	if next, err := c.nextTable(c.given.Load(), &set); err != nil || next.NameEndpoint() != nil {
 		t.Errorf("without its endpoint: %v, %v", next.NameEndpoint(), err)
 	}
 }

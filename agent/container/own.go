@@ -45,7 +45,7 @@ func (c *Container) addressLoopback() {
 		return
 	}
 	for _, addr := range []netip.Addr{dummy4, dummy6} {
-		if !leavesBy(c.spec.Egress, addr.Is6()) {
+		if !leavesBy(c.given.Load().egress, addr.Is6()) {
 			continue
 		}
 		if err := c.ownNS.AddToLoopback(addr); err != nil && !errors.Is(err, unix.EEXIST) {

@@ -40,13 +40,13 @@ func (c *Container) describe() Shown {
 		}
 		s.Ports = append(s.Ports, served(r)+"->"+bound)
 	}
-	for _, r := range c.spec.Egress {
+	for _, r := range c.given.Load().egress {
 		if ep := c.endpointNamed(r.Endpoint.Name); ep != nil {
 			target, _, _ := strings.Cut(r.String(), "=")
 			s.Egress = append(s.Egress, target+"->"+source(ep))
 		}
 	}
-	for _, r := range c.spec.NameRules {
+	for _, r := range c.given.Load().names {
 		if ep := c.endpointNamed(r.Endpoint.Name); ep != nil {
 			s.Egress = append(s.Egress, r.String()+"->"+source(ep))
 		}

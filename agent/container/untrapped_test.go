@@ -70,7 +70,7 @@ func TestUntrappedStaysSo(t *testing.T) {
 // programs tell.
 func TestUntrappedIsTraced(t *testing.T) {
 	needRoot(t)
-	c, o, err := prepared(t, given)
+	c, o, err := prepared(t, someRules)
 	if err != nil {
 		t.Fatal(err)
 	}

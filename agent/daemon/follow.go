@@ -2,160 +2,140 @@ package daemon
 
 import (
 	"errors"
+	"fmt"
+	"os"
 	"slices"
 
+	"github.com/tsugiki/tsugiki/agent/container"
 	"github.com/tsugiki/tsugiki/agent/rules"
 	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/policy"
 )
 
-// followed are the rules of a container that a new grant changes, as texts with their flags.
-type followed struct{ withdrawn, restored, changed, restart []string }
-
-// step is a change of a container's endpoints.
-type step struct {
-	remove string             // the name of an endpoint; empty: none
-	add    *endpoint.Endpoint // after that; nil: none
+// followed is what a new grant changes of a container. Rules are texts with their flags.
+type followed struct {
+	container.Changed
+	restart []string // need a new container
+	because string   // the reason for the first of them
 }
 
-// follow puts wanted rules in force as far as a running container can have them. The caller holds
+// follow puts wanted rules in force: all of them in one step, if the container can have them. If not,
+// rules go that are not wanted, and those come then that the container can have. The caller holds
 // following.
 func (m *managed) follow(want api.Rules) (followed, error) {
 	wanted, err := rules.Parse(want)
 	if err != nil {
 		return followed{}, err
 	}
-	had, err := rules.Parse(m.rules())
-	if err != nil {
+	changed, err := m.SetRules(&wanted)
+	if err == nil || errors.Is(err, os.ErrClosed) {
+		return followed{Changed: changed}, err
+	}
+	rest := m.Kept(&wanted)
+	if changed, err = m.SetRules(&rest); err != nil {
 		return followed{}, err
 	}
-	now, err := m.endpoints()
-	if err != nil {
-		return followed{}, err
-	}
-	steps, f := plan(&had, &wanted, &now)
-	// What fails must not keep rules in force that go.
+	f := followed{Changed: changed}
 	var errs []error
-	sources, changed := planSources(had.Ingress, wanted.Ingress, m.Sources())
-	if f.changed = changed; len(changed) > 0 {
-		errs = append(errs, m.SetSources(sources))
-	}
-	for _, s := range steps {
-		if s.remove != "" {
-			errs = append(errs, m.DeleteEndpoint(s.remove))
-		}
-	}
-	if err := errors.Join(errs...); err != nil {
-		return f, err
-	}
-	for _, s := range steps {
-		if s.add != nil {
-			if err := m.AddEndpoint(s.add); err != nil {
-				return f, err
+	for _, more := range missing(&wanted, &rest) {
+		try := more.with(&rest)
+		switch err := m.CheckRules(try); {
+		case err == nil:
+			rest = *try
+		case errors.Is(err, container.ErrUntrapped), errors.Is(err, container.ErrNew):
+			if f.restart = append(f.restart, more.text); f.because == "" {
+				f.because = err.Error()
 			}
+		default:
+			errs = append(errs, err)
 		}
 	}
-	return f, nil
+	changed, err = m.SetRules(&rest)
+	f.join(changed)
+	return f, errors.Join(append(errs, err)...)
 }
 
-// plan decides which endpoints a container has to lose and to get: rules are in force while their
-// endpoint exists. had are the rules with which the container was registered, and now its present
-// endpoints. Where several rules name an endpoint, to take away one takes away all of them. Rules
-// that the container did not have when it was registered need a new container. Rules that differ in
-// their sources alone are the same rule here.
-func plan(had, wanted *rules.Rules, now *endpoint.Set) (steps []step, f followed) {
-	named, all := rulesByEndpoint(had), allRules(wanted)
-	for _, ep := range union(had.Endpoints.All(), now.All()) {
-		list := named[ep.Name]
-		give, _ := wanted.Endpoints.Get(ep.Name)
-		if slices.ContainsFunc(list, func(rule string) bool { return !slices.Contains(all, rule) }) {
-			give = nil
-		}
-		has, _ := now.Get(ep.Name)
-		switch {
-		case has == nil && give != nil:
-			steps = append(steps, step{add: give})
-			f.restored = append(f.restored, list...)
-		case has != nil && give == nil:
-			steps = append(steps, step{remove: ep.Name})
-			f.withdrawn = append(f.withdrawn, list...)
-		case has != nil && has.String() != give.String():
-			steps = append(steps, step{ep.Name, give})
-		}
-	}
-	for _, rule := range all {
-		if !slices.Contains(allRules(had), rule) {
-			f.restart = append(f.restart, rule)
-		}
-	}
-	return steps, f
+// join adds what was changed after that.
+func (f *followed) join(c container.Changed) {
+	f.Withdrawn = append(f.Withdrawn, c.Withdrawn...)
+	f.Restored = append(f.Restored, c.Restored...)
+	f.Added = append(f.Added, c.Added...)
+	f.Moved = append(f.Moved, c.Moved...)
+	f.Sources = append(f.Sources, c.Sources...)
 }
 
-// planSources returns the sources that the rules of a container will have, of which now has the
-// present ones, and the wanted rules that change. Rules that are not wanted keep theirs.
-func planSources(had, wanted []policy.Ingress, now []policy.From) (sources []policy.From, changed []string) {
-	for i, r := range had {
-		from := now[i]
-		at := slices.IndexFunc(wanted, func(w policy.Ingress) bool { return textOf(w) == textOf(r) })
-		if at >= 0 && wanted[at].From.String() != from.String() {
-			from = wanted[at].From
-			changed = append(changed, "-i "+wanted[at].String())
-		}
-		sources = append(sources, from)
-	}
-	return sources, changed
+// one is a rule with its endpoint, or an endpoint alone.
+type one struct {
+	text     string
+	endpoint *endpoint.Endpoint
+	ingress  []policy.Ingress
+	egress   []policy.Egress
+	names    []policy.NameRule // all of them: they come and go together
 }
 
-// textOf returns a rule as a text with its flag, without its sources.
-func textOf(r policy.Ingress) string { return "-i " + r.WithFrom(nil).String() }
-
-// endpoints returns the endpoints that the container has now.
-func (m *managed) endpoints() (set endpoint.Set, err error) {
-	for _, e := range m.ListEndpoints() {
-		ep, err := rules.ParseDefinition(e.Name, e.Definition)
-		if err == nil {
-			err = set.Add(ep)
-		}
-		if err != nil {
-			return set, err
+// missing returns the rules that are wanted and that some do not have, and the endpoints.
+func missing(wanted, some *rules.Rules) (list []one) {
+	has := textsOf(some)
+	for _, r := range wanted.Ingress {
+		if text := "-i " + r.WithFrom(nil).String(); !slices.Contains(has, text) {
+			list = append(list, one{text: text, endpoint: r.Endpoint, ingress: []policy.Ingress{r}})
 		}
 	}
-	return set, nil
-}
-
-// union returns endpoints of two lists, the first of each name.
-func union(a, b []*endpoint.Endpoint) []*endpoint.Endpoint {
-	list := slices.Clone(a)
-	for _, ep := range b {
-		if !slices.ContainsFunc(list, func(other *endpoint.Endpoint) bool { return other.Name == ep.Name }) {
-			list = append(list, ep)
+	for _, r := range wanted.Egress {
+		if text := "-e " + r.String(); !slices.Contains(has, text) {
+			list = append(list, one{text: text, endpoint: r.Endpoint, egress: []policy.Egress{r}})
+		}
+	}
+	if len(wanted.NameRules) > 0 && len(some.NameRules) == 0 {
+		r := wanted.NameRules[0]
+		list = append(list, one{text: rules.NameRuleFlag + " " + r.String(), endpoint: r.Endpoint, names: wanted.NameRules})
+	}
+	for _, ep := range wanted.Endpoints.All() {
+		if _, err := some.Endpoints.Get(ep.Name); err != nil && !slices.ContainsFunc(list, func(o one) bool { return o.endpoint == ep }) {
+			list = append(list, one{text: "endpoint " + ep.Name, endpoint: ep})
 		}
 	}
 	return list
 }
 
-// rulesByEndpoint returns rules as texts with their flags and without sources, by the name of their
-// endpoint.
-func rulesByEndpoint(r *rules.Rules) map[string][]string {
-	texts := map[string][]string{}
-	add := func(ep *endpoint.Endpoint, text string) { texts[ep.Name] = append(texts[ep.Name], text) }
+// textsOf returns ingress and egress rules as texts with their flags and without sources.
+func textsOf(r *rules.Rules) (texts []string) {
 	for _, in := range r.Ingress {
-		add(in.Endpoint, textOf(in))
+		texts = append(texts, "-i "+in.WithFrom(nil).String())
 	}
 	for _, out := range r.Egress {
-		add(out.Endpoint, "-e "+out.String())
-	}
-	for _, n := range r.NameRules {
-		add(n.Endpoint, rules.NameRuleFlag+" "+n.String())
+		texts = append(texts, "-e "+out.String())
 	}
 	return texts
 }
 
-func allRules(r *rules.Rules) (all []string) {
-	for _, list := range rulesByEndpoint(r) {
-		all = append(all, list...)
+// with returns some rules and this one.
+func (o *one) with(some *rules.Rules) *rules.Rules {
+	all := *some
+	all.Endpoints = some.Endpoints.Clone()
+	if _, err := all.Endpoints.Get(o.endpoint.Name); err != nil {
+		_ = all.Endpoints.Add(o.endpoint) // it is not there
 	}
-	slices.Sort(all)
-	return all
+	all.Ingress, all.Egress = slices.Concat(some.Ingress, o.ingress), slices.Concat(some.Egress, o.egress)
+	all.NameRules = slices.Concat(some.NameRules, o.names)
+	return &all
+}
+
+// errFixed says why the rules of a container are not changed by a request for it.
+var errFixed = fmt.Errorf("%w cannot change", container.ErrNew)
+
+// ReadRules is Container's, for requests. It refuses rules of containers whose rules somebody else says.
+func (m *managed) ReadRules(t api.Rules) (rules.Rules, error) {
+	switch {
+	case m.isGuest():
+		return rules.Rules{}, fmt.Errorf("%w: detach the virtual machine, and attach it with others", errFixed)
+	case m.d.grants != nil && m.Pod != nil:
+		return rules.Rules{}, fmt.Errorf("%w: the grant of its pod says them", errFixed)
+	}
+	r, err := m.Container.ReadRules(t)
+	if err == nil {
+		err = rules.CheckPublished(&api.Registration{LoopbackOnly: m.LoopbackOnly, Published: m.Published, Engine: m.Engine}, &r)
+	}
+	return r, err
 }

@@ -1,121 +1,139 @@
 package daemon
 
 import (
+	"errors"
+	"fmt"
+	"net/http"
+	"os"
+	"slices"
+	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 
-	"github.com/tsugiki/tsugiki/agent/rules"
+	"github.com/tsugiki/tsugiki/agent/container"
+	"github.com/tsugiki/tsugiki/agent/grants"
 	"github.com/tsugiki/tsugiki/api"
-	"github.com/tsugiki/tsugiki/policy"
 )
 
-func TestPlan(t *testing.T) {
+// TestFollow gives a container of a pod one grant after the other. What it can have is in force, what it
+// cannot have is told, and what is not granted goes in any case.
+func TestFollow(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
 	const (
-		a  = "a type ipv4 addr 198.51.100.1 port 8080"
-		a2 = "a type ipv4 addr 198.51.100.1 port 8081"
-		b  = "b type ipv4 addr 0.0.0.0 port dynamic"
+		a      = "a type ipv4 addr 127.0.0.1 port 20080"
+		a2     = "a type ipv4 addr 127.0.0.2 port 20080"
+		b      = "b type ipv4 addr 0.0.0.0 port dynamic"
+		nobody = "n type ipv4 addr 203.0.113.77 port 20080"
 	)
+	list := func(texts ...string) []string { return texts }
 	of := func(endpoints, ingress, egress []string) api.Rules {
 		return api.Rules{Endpoints: endpoints, Ingress: ingress, Egress: egress}
 	}
-	list := func(texts ...string) []string { return texts }
-	in, out, wide := list("0.0.0.0:80=a"), list("10.0.0.0/8=b"), list("10.0.0.0/8=b", "0.0.0.0/0=b")
-	both := of(list(a, b), in, out)
-	for name, tt := range map[string]struct {
-		had, want api.Rules
-		now       []string
-		steps     []string
-		changes   followed
+	in, out := list("0.0.0.0:80=a"), list("10.0.0.0/8=b")
+	d, _ := newDaemon(t)
+	d.grants = grants.New(time.Hour)
+	first := of(list(a, b), in, out)
+	if err := d.grants.Put("u1", api.Grant{Namespace: "shop", Name: "web", Containers: map[string]api.Rules{"c": first}}); err != nil {
+		t.Fatal(err)
+	}
+	m, err := d.register(t.Context(), api.Registration{
+		ID: "1", Name: fmt.Sprintf("shop.web.f%d", os.Getpid()), Engine: engineOfPods,
+		Pod: &api.Pod{Namespace: "shop", Name: "web", UID: "u1", Container: "c"},
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, tt := range []struct {
+		what    string
+		want    api.Rules
+		changes followed
+		now     []string // rules in force
+		fails   string
 	}{
-		"the same":            {both, both, list(a, b), nil, followed{}},
-		"nothing any more":    {both, api.Rules{}, list(a, b), list("-a", "-b"), followed{withdrawn: list("-i 0.0.0.0:80=a", "-e 10.0.0.0/8=b")}},
-		"one less":            {both, of(list(a), in, nil), list(a, b), list("-b"), followed{withdrawn: list("-e 10.0.0.0/8=b")}},
-		"it is gone already":  {both, of(list(a), in, nil), list(a), nil, followed{}},
-		"it comes back":       {both, both, list(a), list("+" + b), followed{restored: list("-e 10.0.0.0/8=b")}},
-		"another port":        {both, of(list(a2, b), in, out), list(a, b), list("-a", "+"+a2), followed{}},
-		"somebody added one":  {both, both, list(a, b, "c type unix path /c"), list("-c"), followed{}},
-		"somebody changed it": {both, both, list(a2, b), list("-a", "+"+a), followed{}},
-		"another destination": {
-			both, of(list(a, b), in, list("10.0.0.0/9=b")), list(a, b), list("-b"),
-			followed{withdrawn: list("-e 10.0.0.0/8=b"), restart: list("-e 10.0.0.0/9=b")},
+		{"the same", first, followed{}, list("0.0.0.0:80=a", "10.0.0.0/8=b"), ""},
+		{"one less", of(list(a), in, nil), followed{Changed: container.Changed{Withdrawn: list("-e 10.0.0.0/8=b")}}, in, ""},
+		{"it comes back", first, followed{Changed: container.Changed{Restored: list("-e 10.0.0.0/8=b")}}, list("0.0.0.0:80=a", "10.0.0.0/8=b"), ""},
+		{"another address", of(list(a2, b), in, out), followed{Changed: container.Changed{Moved: list("-i 0.0.0.0:80=a")}}, list("0.0.0.0:80=a", "10.0.0.0/8=b"), ""},
+		{
+			"another destination", of(list(a, b), in, list("11.0.0.0/8=b")),
+			followed{Changed: container.Changed{Withdrawn: list("-e 10.0.0.0/8=b"), Added: list("-e 11.0.0.0/8=b"), Moved: list("-i 0.0.0.0:80=a")}},
+			list("0.0.0.0:80=a", "11.0.0.0/8=b"), "",
 		},
-		"one of two rules of an endpoint": {
-			of(list(b), nil, wide), of(list(b), nil, out), list(b), list("-b"),
-			followed{withdrawn: list("-e 10.0.0.0/8=b", "-e 0.0.0.0/0=b")},
+		{
+			"one that needs traps", of(list(a, b), list("0.0.0.0:80+own=a"), list("10.0.0.0/8=b", "11.0.0.0/8=b")),
+			followed{
+				Changed: container.Changed{Withdrawn: list("-i 0.0.0.0:80=a"), Restored: list("-e 10.0.0.0/8=b")},
+				restart: list("-i 0.0.0.0:80+own=a"), because: "the rule -i 0.0.0.0:80+own=a needs accept(2) to be trapped",
+			},
+			list("10.0.0.0/8=b", "11.0.0.0/8=b"), "",
 		},
-		"other sources": {both, of(list(a, b), list("0.0.0.0:80+from:10.0.0.0/8=a"), out), list(a, b), nil, followed{}},
-		"a new one":     {of(list(a), in, nil), both, list(a), nil, followed{restart: list("-e 10.0.0.0/8=b")}},
+		{
+			"one that the host cannot have", of(list(nobody, b), list("0.0.0.0:80=n"), list("10.0.0.0/8=b", "12.0.0.0/8=b")),
+			followed{Changed: container.Changed{Withdrawn: list("-e 11.0.0.0/8=b"), Added: list("-e 12.0.0.0/8=b")}},
+			list("10.0.0.0/8=b", "12.0.0.0/8=b"), "the host has no address 203.0.113.77",
+		},
+		{"nothing any more", api.Rules{}, followed{Changed: container.Changed{Withdrawn: list("-e 10.0.0.0/8=b", "-e 12.0.0.0/8=b")}}, nil, ""},
 	} {
-		parse := func(r api.Rules) rules.Rules {
-			parsed, err := rules.Parse(r)
-			if err != nil {
-				t.Fatalf("%s: %v", name, err)
-			}
-			return parsed
+		f, err := m.follow(tt.want)
+		if (err != nil) != (tt.fails != "") || err != nil && !strings.Contains(err.Error(), tt.fails) {
+			t.Errorf("%s: %v, want %q", tt.what, err, tt.fails)
 		}
-		had, want, now := parse(tt.had), parse(tt.want), parse(api.Rules{Endpoints: tt.now})
-		steps, changes := plan(&had, &want, &now.Endpoints)
-		var got []string
-		for _, s := range steps {
-			if s.remove != "" {
-				got = append(got, "-"+s.remove)
-			}
-			if s.add != nil {
-				got = append(got, "+"+s.add.String())
-			}
+		if f.because, _, _ = strings.Cut(strings.TrimPrefix(f.because, container.ErrUntrapped.Error()+": "), ";"); f.because != tt.changes.because {
+			t.Errorf("%s: because %q, want %q", tt.what, f.because, tt.changes.because)
 		}
-		if diff := cmp.Diff(tt.steps, got); diff != "" {
-			t.Errorf("%s: steps (-want +got):\n%s", name, diff)
+		if diff := cmp.Diff(tt.changes, f, cmp.AllowUnexported(followed{})); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", tt.what, diff)
 		}
-		if diff := cmp.Diff(tt.changes, changes, cmp.AllowUnexported(followed{})); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", name, diff)
+		r := m.Rules()
+		slices.Sort(r.Egress) // they are in the order in which they came
+		if diff := cmp.Diff(tt.now, append(r.Ingress, r.Egress...)); diff != "" {
+			t.Errorf("%s: in force (-want +got):\n%s", tt.what, diff)
 		}
 	}
 }
 
-// Sources change without a new container: of rules that are wanted, and of no others.
-func TestPlanSources(t *testing.T) {
-	const endpoints = "a type ipv4 addr 198.51.100.1 port 8080"
-	parse := func(ingress ...string) []policy.Ingress {
-		t.Helper()
-		r, err := rules.Parse(api.Rules{Endpoints: []string{endpoints, "b type ipv4 addr 198.51.100.1 port 8081"}, Ingress: ingress})
-		if err != nil {
-			t.Fatal(err)
-		}
-		return r.Ingress
+// Whose rules a grant says, nobody else changes them; and a port that the engine publishes stays where it is.
+func TestRequestedRules(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
 	}
-	for name, tt := range map[string]struct {
-		had, wanted  []string
-		now          []string
-		want, change []string
+	d, _ := newDaemon(t)
+	name := fmt.Sprintf("asked%d", os.Getpid())
+	first := api.Rules{Ingress: []string{"0.0.0.0:80+own=127.0.0.1:20080"}}
+	m, err := d.register(t.Context(), api.Registration{ID: "1", Name: name, Engine: "docker", Published: []string{"80/tcp", "81/tcp"}, Rules: &first})
+	if err != nil {
+		t.Fatal(err)
+	}
+	path := "/v1/containers/" + name + "/rules"
+	for _, tt := range []struct {
+		method, path string
+		body         any
+		code         int
+		want         string
 	}{
-		"the same":      {[]string{"0.0.0.0:80+from:10.0.0.0/8=a"}, []string{"0.0.0.0:80+from:10.0.0.0/8=a"}, []string{"+from:10.0.0.0/8"}, []string{"+from:10.0.0.0/8"}, nil},
-		"changed":       {[]string{"0.0.0.0:80+from:10.0.0.0/8=a"}, []string{"0.0.0.0:80+from:11.0.0.0/8=a"}, []string{"+from:10.0.0.0/8"}, []string{"+from:11.0.0.0/8"}, []string{"-i 0.0.0.0:80+from:11.0.0.0/8=a"}},
-		"changed back":  {[]string{"0.0.0.0:80=a"}, []string{"0.0.0.0:80=a"}, []string{"+from:10.0.0.0/8"}, []string{""}, []string{"-i 0.0.0.0:80=a"}},
-		"not wanted":    {[]string{"0.0.0.0:80=a"}, nil, []string{"+from:10.0.0.0/8"}, []string{"+from:10.0.0.0/8"}, nil},
-		"one of two":    {[]string{"0.0.0.0:80=a", "0.0.0.0:81=b"}, []string{"0.0.0.0:81+from:pod:x=b"}, []string{"+from:10.0.0.0/8", ""}, []string{"+from:10.0.0.0/8", "+from:pod:x"}, []string{"-i 0.0.0.0:81+from:pod:x=b"}},
-		"another rule":  {[]string{"0.0.0.0:80=a"}, []string{"0.0.0.0:80/tcp+from:10.0.0.0/8=a"}, []string{""}, []string{""}, nil},
-		"own is a rule": {[]string{"0.0.0.0:80=a"}, []string{"0.0.0.0:80+own+from:10.0.0.0/8=a"}, []string{""}, []string{""}, nil},
+		{"GET", path, nil, 200, `"ingress":["0.0.0.0:80+own=i-1"]`},
+		{"PUT", path, api.Rules{Ingress: []string{"0.0.0.0:81=127.0.0.1"}}, 409, "publishes port 81/tcp of the container (-p)"},
+		{"PUT", path, api.Rules{Ingress: []string{"0.0.0.0:82=127.0.0.1:20082"}}, 200, `{"withdrawn":["-i 0.0.0.0:80+own=i-1"],"added":["-i 0.0.0.0:82=i-1"]}`},
+		{"GET", path, nil, 200, `"ingress":["0.0.0.0:82=i-1"]`},
+		{"PUT", path, api.Rules{Mode: "seccomp"}, 409, "the mode cannot change"},
+		{"PUT", path, map[string]int{"rules": 1}, 400, "unknown field"},
+		{"PUT", "/v1/containers/nobody/rules", api.Rules{}, 404, "no container"},
 	} {
-		var now []policy.From
-		for _, text := range tt.now {
-			f, err := policy.ParseFrom(text)
-			if err != nil {
-				t.Fatal(err)
-			}
-			now = append(now, f)
-		}
-		sources, changed := planSources(parse(tt.had...), parse(tt.wanted...), now)
-		var got []string
-		for _, f := range sources {
-			got = append(got, f.String())
-		}
-		if diff := cmp.Diff(tt.want, got); diff != "" {
-			t.Errorf("%s: sources (-want +got):\n%s", name, diff)
-		}
-		if diff := cmp.Diff(tt.change, changed); diff != "" {
-			t.Errorf("%s: changed (-want +got):\n%s", name, diff)
+		if code, body := ask(t, d, tt.method, tt.path, tt.body); code != tt.code || !strings.Contains(body, tt.want) {
+			t.Errorf("%s %s: %d %s, want %d %q", tt.method, tt.path, code, body, tt.code, tt.want)
 		}
 	}
+	m.identity.Pod, d.grants = &api.Pod{UID: "u1"}, grants.New(time.Hour)
+	if _, err := m.ReadRules(api.Rules{}); !errors.Is(err, container.ErrNew) || !strings.Contains(err.Error(), "grant of its pod") {
+		t.Errorf("a container with a grant: %v", err)
+	}
+	m.identity.Pod, m.identity.VSock = nil, "/vm"
+	if code, body := ask(t, d, "PUT", path, api.Rules{}); code != http.StatusConflict || !strings.Contains(body, "detach the virtual machine") {
+		t.Errorf("a virtual machine: %d %s", code, body)
+	}
+	m.identity.VSock = ""
 }

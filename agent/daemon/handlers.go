@@ -53,6 +53,12 @@ func (d *Daemon) routes() httpapi.Routes {
 		"GET /metrics":                           d.metricsHandler().ServeHTTP,
 	}
 	maps.Copy(routes, endpoints)
+	maps.Copy(routes, httpapi.RulesRoutes(func(name string) httpapi.Ruled {
+		if m := d.find(name); m != nil {
+			return m
+		}
+		return nil
+	}))
 	maps.Copy(routes, httpapi.TranslationRoutes(func(name string) httpapi.Translating {
 		if m := d.find(name); m != nil {
 			return m

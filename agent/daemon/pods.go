@@ -64,7 +64,11 @@ func (d *Daemon) catchUp(m *managed, used *api.Grant) error {
 	if used == nil || d.grants.Get(m.Pod.UID) == used {
 		return nil
 	}
-	if _, err := d.followGrant(m); err != nil {
+	f, err := d.followGrant(m)
+	if err == nil && len(f.restart) > 0 {
+		err = errors.New(f.because) // the next try has the new grant from its beginning
+	}
+	if err != nil {
 		return fmt.Errorf("follow the new grant of the container's pod: %w", err)
 	}
 	return nil
@@ -116,7 +120,10 @@ func (d *Daemon) followGrant(m *managed) (followed, error) {
 
 // follow has all containers of a pod follow its grant.
 func (d *Daemon) follow(uid string) (api.Granted, error) {
-	all := api.Granted{Withdrawn: map[string][]string{}, Restored: map[string][]string{}, Changed: map[string][]string{}, Restart: map[string][]string{}}
+	all := api.Granted{
+		Withdrawn: map[string][]string{}, Restored: map[string][]string{}, Added: map[string][]string{}, Moved: map[string][]string{},
+		Changed: map[string][]string{}, Restart: map[string][]string{}, Because: map[string]string{},
+	}
 	containers := d.containersOf(uid)
 	for _, m := range containers {
 		d.podNotes.note(m.Pod, m.ID)
@@ -132,7 +139,12 @@ func (d *Daemon) follow(uid string) (api.Granted, error) {
 	for _, m := range containers {
 		f, err := d.followGrant(m)
 		errs = append(errs, err)
-		for into, list := range map[*map[string][]string][]string{&all.Withdrawn: f.withdrawn, &all.Restored: f.restored, &all.Changed: f.changed, &all.Restart: f.restart} {
+		if f.because != "" {
+			all.Because[m.Pod.Container] = f.because
+		}
+		for into, list := range map[*map[string][]string][]string{
+			&all.Withdrawn: f.Withdrawn, &all.Restored: f.Restored, &all.Added: f.Added, &all.Moved: f.Moved, &all.Changed: f.Sources, &all.Restart: f.restart,
+		} {
 			if len(list) > 0 {
 				(*into)[m.Pod.Container] = append((*into)[m.Pod.Container], list...)
 			}
@@ -206,7 +218,9 @@ func (d *Daemon) handlePods(w http.ResponseWriter, _ *http.Request) {
 		if p.Running == nil {
 			p.Running = map[string]api.Rules{}
 		}
-		p.Running[m.Pod.Container] = m.rules()
+		has := m.Rules()
+		has.Endpoints = append(has.Endpoints, m.FormerEndpoints()...)
+		p.Running[m.Pod.Container] = has
 	}
 	list := slices.SortedFunc(maps.Values(pods), func(a, b *api.PodState) int { return strings.Compare(a.UID, b.UID) })
 	if list == nil {

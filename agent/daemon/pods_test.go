@@ -28,7 +28,7 @@ func ask(t *testing.T, d *Daemon, method, path string, body any) (int, string) {
 		t.Fatal(err)
 	}
 	mux := http.NewServeMux()
-	for pattern, handle := range d.podRoutes() {
+	for pattern, handle := range d.routes() {
 		mux.HandleFunc(pattern, handle)
 	}
 	w := httptest.NewRecorder()
@@ -131,6 +131,19 @@ func TestRegisterCannotCatchUp(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Skip("needs root")
 	}
+	first := api.Rules{Endpoints: []string{"x type ipv4 addr 127.0.0.1 port 20080"}, Ingress: []string{"0.0.0.0:80=x"}}
+	for name, tt := range map[string]struct {
+		then api.Rules
+		says string
+	}{
+		"the host has not the address": {api.Rules{Endpoints: []string{"x type ipv4 addr 203.0.113.77 port dynamic"}, Ingress: []string{"0.0.0.0:80=x"}}, "203.0.113.77"},
+		"the filter is another one":    {api.Rules{Endpoints: first.Endpoints, Ingress: []string{"0.0.0.0:80+own=x"}}, "needs accept(2) to be trapped"},
+	} {
+		t.Run(name, func(t *testing.T) { testCannotCatchUp(t, first, tt.then, tt.says) })
+	}
+}
+
+func testCannotCatchUp(t *testing.T, first, then api.Rules, says string) {
 	d, _ := newDaemon(t)
 	d.grants = grants.New(time.Hour)
 	s, err := d.grants.Watch()
@@ -139,18 +152,17 @@ func TestRegisterCannotCatchUp(t *testing.T) {
 	}
 	defer s.Close()
 	<-s.Events // that it has begun
-	put := func(addr string) {
-		r := api.Rules{Endpoints: []string{"x type ipv4 addr " + addr + " port dynamic"}, Egress: []string{"10.0.0.0/8=x"}}
+	put := func(r api.Rules) {
 		if err := d.grants.Put("u1", api.Grant{Namespace: "shop", Name: "web", Containers: map[string]api.Rules{"c": r}}); err != nil {
 			t.Error(err)
 		}
 	}
-	put("0.0.0.0")
+	put(first)
 	there := false // once the container has its name
 	late := turning{t.Context(), func() {
 		if list, err := d.store.all(); err != nil || len(list) > 0 {
 			there = true
-			put("203.0.113.77") // the host has not this address
+			put(then)
 		}
 	}}
 	m, err := d.register(late, api.Registration{
@@ -163,7 +175,7 @@ func TestRegisterCannotCatchUp(t *testing.T) {
 	if left, err := d.store.all(); err != nil || len(left) != 0 || len(d.all()) != 0 {
 		t.Errorf("%d records and %d containers are left, %v", len(left), len(d.all()), err)
 	}
-	if e := <-s.Events; e.Type != api.PodRefused || !strings.Contains(e.Reason, "203.0.113.77") {
+	if e := <-s.Events; e.Type != api.PodRefused || !strings.Contains(e.Reason, says) {
 		t.Errorf("event %+v", e)
 	}
 }

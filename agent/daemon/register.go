@@ -109,7 +109,7 @@ func (d *Daemon) newIdentity(r api.Registration, g *rules.Given) identity {
 	t := g.Rules.Texts()
 	return identity{
 		ID: r.ID, Name: r.Name, Token: hex.EncodeToString(token[:]), Boot: d.boot, Created: time.Now().UTC(),
-		UID: r.UID, GID: r.GID, LoopbackOnly: r.LoopbackOnly, Programs: r.Programs, Annotated: g.Annotated, Pod: r.Pod,
+		UID: r.UID, GID: r.GID, LoopbackOnly: r.LoopbackOnly, Programs: r.Programs, Annotated: g.Annotated, Pod: r.Pod, Engine: r.Engine, Published: r.Published,
 		Mode: t.Mode, Endpoints: t.Endpoints, Ingress: t.Ingress, Egress: t.Egress, NameRules: t.NameRules, Translate: t.Translate,
 	}
 }

@@ -44,14 +44,17 @@ type identity struct {
 	Programs     bool      `json:"programs"`
 	Mode         string    `json:"mode"`
 	Annotated    bool      `json:"annotated"` // its rules come from annotations
+	// Engine and Published are those of its registration.
+	Engine    string   `json:"engine,omitempty"`
+	Published []string `json:"published,omitempty"`
 	// Pod is the pod of Kubernetes that it belongs to; nil: none.
 	Pod *api.Pod `json:"pod,omitempty"`
 	// VSock says where a guest's VMM is; empty: it is no guest. Configured says that the configuration has
 	// the guest.
 	VSock      string `json:"vsock,omitempty"`
 	Configured bool   `json:"configured,omitempty"`
-	// Endpoints are those with which the container began. Rules may name endpoints that are
-	// gone.
+	// Endpoints are those with which the container began, and the rules below too. Rules may name endpoints
+	// that are gone.
 	Endpoints []string `json:"given"`
 	Ingress   []string `json:"ingress"`
 	Egress    []string `json:"egress"`

@@ -51,7 +51,7 @@ func Refuse(w http.ResponseWriter, err error) {
 		status = http.StatusForbidden
 	case errors.Is(err, ErrNoContainer), errors.Is(err, container.ErrUntranslated), errors.Is(err, endpoint.ErrUnknown):
 		status = http.StatusNotFound
-	case errors.Is(err, container.ErrExists), errors.Is(err, container.ErrUntrapped), errors.Is(err, policy.ErrRule), errors.As(err, &host), errors.As(err, &reserved):
+	case errors.Is(err, container.ErrExists), errors.Is(err, container.ErrUntrapped), errors.Is(err, container.ErrNew), errors.Is(err, policy.ErrRule), errors.As(err, &host), errors.As(err, &reserved):
 		status = http.StatusConflict
 	case errors.Is(err, ErrTraces), errors.Is(err, grants.ErrStreams):
 		status = http.StatusTooManyRequests

@@ -176,6 +176,12 @@ func (a *Alone) listen(p *Program) (err error) {
 		}
 		return nil
 	}))
+	maps.Copy(routes, httpapi.RulesRoutes(func(name string) httpapi.Ruled {
+		if name == p.Name {
+			return a.container
+		}
+		return nil
+	}))
 	a.api, err = httpapi.Listen(api.ContainerSocket(p.RunDir, p.Name), httpapi.New(routes, p.Log))
 	return err
 }

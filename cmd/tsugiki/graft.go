@@ -18,9 +18,9 @@ func graftCommand() *cobra.Command {
 	var where api.Where
 	cmd := &cobra.Command{
 		Use:   "graft",
-		Short: "Add, delete and show the endpoints of a running container, and explain its rules",
+		Short: "Change and show the endpoints and rules of a running container, and explain its rules",
 		Long: `Graft adds, deletes and shows endpoints. The rules of a container name its endpoints.
-Explain says which rule decides about an address.
+Set replaces endpoints and rules. Explain says which rule decides about an address.
 
 "for CONTAINER" may be omitted if exactly one container is running. Established
 connections continue when their endpoint is deleted. The endpoint of a rule with a host
@@ -33,15 +33,15 @@ address is e-1 for the first -e and i-1 for the first -i; that of name rules is 
 		DisableFlagsInUseLine: true,
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) > 0 {
-				return usageError{fmt.Errorf("graft: unknown command %q; there are add, del, show and explain", args[0])}
+				return usageError{fmt.Errorf("graft: unknown command %q; there are add, del, set, show and explain", args[0])}
 			}
-			return usageError{errors.New("graft: the command is missing: add, del, show or explain")}
+			return usageError{errors.New("graft: the command is missing: add, del, set, show or explain")}
 		},
 		Run: func(*cobra.Command, []string) {},
 	}
 	cmd.PersistentFlags().StringVar(&where.RunDir, "run-dir", api.RunDir, "directory for the state and sockets of running containers")
 	cmd.PersistentFlags().StringVar(&where.Agent, "agent", "", "socket of the agent (default agent.sock in --run-dir)")
-	cmd.AddCommand(graftAdd(&where), graftDel(&where), graftShow(&where), graftExplain(&where))
+	cmd.AddCommand(graftAdd(&where), graftDel(&where), graftSet(&where), graftShow(&where), graftExplain(&where))
 	return cmd
 }
 

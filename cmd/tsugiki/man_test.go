@@ -30,6 +30,7 @@ func TestManualPages(t *testing.T) {
 		"tsugiki-graft-add.1":       {"NAME type unix path PATH", "--run-dir VALUE"},
 		"tsugiki-graft-del.1":       {"tsugiki graft del e-1 for web-1"},
 		"tsugiki-graft-explain.1":   {"CONTAINER [connect|bind ADDR:PORT[/tcp|/udp]]", "-o, --output VALUE"},
+		"tsugiki-graft-set.1":       {"set [--endpoint DEFINITION]... [-i RULE]... [-e RULE]... [for CONTAINER]", "--run-dir VALUE"},
 		"tsugiki-graft-show.1":      {"-j, --json"},
 		"tsugiki-agent.1":           {"containers and their connections continue", "--config VALUE"},
 		"tsugiki-inspect.1":         {"-o, --output VALUE", "CONTAINER"},

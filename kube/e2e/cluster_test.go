@@ -38,6 +38,7 @@ func TestCluster(t *testing.T) {
 		{"a Service reaches grafted pods", (*cluster).testService},
 		{"probes", (*cluster).testProbes},
 		{"a policy lets one client reach a server, and not its neighbour", (*cluster).testNeighbour},
+		{"a pod that runs is granted more", (*cluster).testLater},
 		{"a pod of several containers", (*cluster).testContainers},
 		{"pods are refused with events", (*cluster).testRefused},
 		{"a pod that logs much is charged", (*cluster).testCharged},

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/tsugiki/tsugiki/api"
@@ -35,8 +36,9 @@ func (a *Agent) change() {
 	a.changed = make(chan struct{})
 }
 
-// PutGrant implements node.Agent. Rules that a running container had and that are not granted any
-// more are withdrawn, and others need a new container.
+// PutGrant implements node.Agent. Rules that a running container has and that are not granted any
+// more are withdrawn, and others are added, but for rules with +own: they need a new container. Rules
+// whose endpoint has changed are moved.
 func (a *Agent) PutGrant(uid string, g api.Grant) (api.Granted, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -48,21 +50,60 @@ func (a *Agent) PutGrant(uid string, g api.Grant) (api.Granted, error) {
 	a.grants[uid] = g
 	a.puts++
 	a.change()
-	answer := api.Granted{Withdrawn: map[string][]string{}, Restart: map[string][]string{}}
-	for c, had := range a.running[uid].Running {
+	return a.follow(uid, g), nil
+}
+
+// follow has the containers of a pod follow a grant. The caller holds mu.
+func (a *Agent) follow(uid string, g api.Grant) api.Granted {
+	answer := api.Granted{
+		Withdrawn: map[string][]string{}, Added: map[string][]string{}, Moved: map[string][]string{},
+		Restart: map[string][]string{}, Because: map[string]string{},
+	}
+	p, found := a.running[uid]
+	if !found {
+		return answer
+	}
+	before := p.Running
+	p.Running = maps.Clone(before) // of which others may have the map
+	a.running[uid] = p
+	for c, had := range before {
 		now := g.Containers[c]
 		for _, r := range append(had.Ingress, had.Egress...) {
 			if !slices.Contains(now.Ingress, r) && !slices.Contains(now.Egress, r) {
 				answer.Withdrawn[c] = append(answer.Withdrawn[c], r)
 			}
 		}
-		for _, r := range append(now.Ingress, now.Egress...) {
-			if !slices.Contains(had.Ingress, r) && !slices.Contains(had.Egress, r) {
-				answer.Restart[c] = append(answer.Restart[c], r)
+		take := func(has, now []string) (next []string) {
+			for _, r := range now {
+				switch {
+				case slices.Contains(has, r):
+					if definition(had.Endpoints, r) != definition(g.Containers[c].Endpoints, r) {
+						answer.Moved[c] = append(answer.Moved[c], r)
+					}
+				case strings.Contains(r, "+own"):
+					answer.Restart[c], answer.Because[c] = append(answer.Restart[c], r), "it needs accept(2) to be trapped"
+					continue
+				default:
+					answer.Added[c] = append(answer.Added[c], r)
+				}
+				next = append(next, r)
 			}
+			return next
+		}
+		p.Running[c] = api.Rules{Mode: had.Mode, Endpoints: now.Endpoints, Ingress: take(had.Ingress, now.Ingress), Egress: take(had.Egress, now.Egress)}
+	}
+	return answer
+}
+
+// definition returns the definition of a rule's endpoint.
+func definition(endpoints []string, rule string) string {
+	_, name, _ := strings.Cut(rule, "=")
+	for _, e := range endpoints {
+		if strings.HasPrefix(e, name+" ") {
+			return e
 		}
 	}
-	return answer, nil
+	return ""
 }
 
 // Refuse has a function say which grants the agent refuses; nil: none.

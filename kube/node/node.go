@@ -106,6 +106,7 @@ type known struct {
 	endpoints map[string]bool
 	selects   bool                // its rules select pods of the node
 	restart   map[string][]string // rules that containers do not have, by container
+	because   string              // the reason for one of them
 	decided   *grant.Decision     // of the grant; nil: none
 }
 

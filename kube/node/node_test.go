@@ -152,9 +152,49 @@ func testWithdrawn(t *testing.T, w *world) {
 	if err := w.admin.Patch(t.Context(), policy, client.RawPatch(types.MergePatchType, []byte(patch))); err != nil {
 		t.Fatal(err)
 	}
-	w.event(p, ReasonRestart, "10.2.0.0/16=")
-	w.condition(p, corev1.ConditionFalse, ReasonRestart, "10.2.0.0/16=")
+	w.granted(p, func(g api.Grant) error {
+		if r := g.Containers["nginx"]; len(r.Egress) != 1 || !strings.HasPrefix(r.Egress[0], "10.2.0.0/16=") {
+			return fmt.Errorf("grant %+v, want the new rule", g)
+		}
+		return nil
+	})
+	w.condition(p, corev1.ConditionTrue, ReasonGranted, "")
+	moveWeb := func(ports string) {
+		t.Helper()
+		web := &v1alpha1.GraftEndpoint{ObjectMeta: metav1.ObjectMeta{Name: "web"}}
+		if err := w.admin.Patch(t.Context(), web, client.RawPatch(types.MergePatchType, []byte(`{"spec": {"ports": "`+ports+`"}}`))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	moveWeb("32000-32009")
+	w.event(p, ReasonMoved, "0.0.0.0:80/tcp=")
+	testkit.Eventually(t, func() error {
+		if hosts := w.available("web", 1, 0); hosts[0].Port() < 32000 || hosts[0].Port() > 32009 {
+			return fmt.Errorf("the Service's endpoint is %v, want a port of the endpoint's new range", hosts)
+		}
+		return nil
+	})
+	w.condition(p, corev1.ConditionTrue, ReasonGranted, "")
+	moveWeb("31000-31999")
+	own := func(is bool) {
+		t.Helper()
+		patch := fmt.Sprintf(`{"spec": {"ingress": [{"endpoint": "web", "port": 80, "own": %v, "service": {"name": "web", "port": "http"}}]}}`, is)
+		if err := w.admin.Patch(t.Context(), policy, client.RawPatch(types.MergePatchType, []byte(patch))); err != nil {
+			t.Fatal(err)
+		}
+	}
+	own(true)
+	w.event(p, ReasonRestart, "0.0.0.0:80/tcp+own=")
+	w.condition(p, corev1.ConditionFalse, ReasonRestart, "it needs accept(2) to be trapped")
 	w.register(p) // a new container
+	w.condition(p, corev1.ConditionTrue, ReasonGranted, "")
+	own(false)
+	w.granted(p, func(g api.Grant) error {
+		if r := g.Containers["nginx"].Ingress; len(r) != 1 || strings.Contains(r[0], "+own") {
+			return fmt.Errorf("rules %q, want none with +own", r)
+		}
+		return nil
+	})
 	w.condition(p, corev1.ConditionTrue, ReasonGranted, "")
 	w.delete(p)
 	w.gone(p)

@@ -202,7 +202,7 @@ func (n *Node) put(pod *corev1.Pod, k *known, session uint64, g *api.Grant) erro
 		return fmt.Errorf("put the grant of the pod: %w", err)
 	}
 	n.mu.Lock()
-	k.put, k.session, k.restart = g, session, changed.Restart
+	k.put, k.session, k.restart, k.because = g, session, changed.Restart, anyOf(changed.Because)
 	delete(n.waiting, k.uid)
 	n.mu.Unlock()
 	n.Log.Debug("grant put", "pod", client.ObjectKeyFromObject(pod), "refused", g.Refused)
@@ -210,9 +210,20 @@ func (n *Node) put(pod *corev1.Pod, k *known, session uint64, g *api.Grant) erro
 		n.tell(pod, corev1.EventTypeWarning, ReasonWithdrawn, "rules are no longer in force: "+lines(changed.Withdrawn)+because(g.Refused))
 	}
 	if len(changed.Restart) > 0 {
-		n.tell(pod, corev1.EventTypeNormal, ReasonRestart, "rules need new containers: "+lines(changed.Restart))
+		n.tell(pod, corev1.EventTypeNormal, ReasonRestart, "rules need new containers: "+lines(changed.Restart)+"; "+k.because)
+	}
+	if len(changed.Moved) > 0 {
+		n.tell(pod, corev1.EventTypeNormal, ReasonMoved, "servers have to listen again, as endpoints have other addresses or ports: "+lines(changed.Moved))
 	}
 	return nil
+}
+
+// anyOf returns the reason of the first container that has one.
+func anyOf(because map[string]string) string {
+	for _, c := range slices.Sorted(maps.Keys(because)) {
+		return because[c]
+	}
+	return ""
 }
 
 func because(refused string) string {

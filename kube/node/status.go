@@ -31,6 +31,7 @@ const (
 	ReasonRefused   = "GraftRefused"
 	ReasonWithdrawn = "GraftWithdrawn"
 	ReasonRestart   = "GraftRestartNeeded"
+	ReasonMoved     = "GraftMoved"
 	ReasonNoPorts   = "NoPorts" // of grant.ConditionPorts
 )
 
@@ -150,7 +151,7 @@ func (n *Node) condition(k *known, d *grant.Decision) *corev1.PodCondition {
 	case d.Grant.Refused != "":
 		c.Status, c.Reason, c.Message = corev1.ConditionFalse, ReasonRefused, d.Grant.Refused
 	case len(k.restart) > 0:
-		c.Status, c.Reason, c.Message = corev1.ConditionFalse, ReasonRestart, "rules need new containers: "+lines(k.restart)
+		c.Status, c.Reason, c.Message = corev1.ConditionFalse, ReasonRestart, clip("rules need new containers: "+lines(k.restart)+"; "+k.because)
 	}
 	return &c
 }

@@ -16,7 +16,8 @@ import (
 // Free tells whether a port can be had: whether no other process of the node has it now.
 type Free func(protocol v1alpha1.Protocol, at netip.AddrPort) bool
 
-// Table has the ports of pods. A rule of a pod keeps its port until the pod is released.
+// Table has the ports of pods. A rule of a pod keeps its port until the pod is released, or until the
+// port does not fit its endpoint any more.
 type Table struct {
 	free Free
 
@@ -41,10 +42,8 @@ func (t *Table) Take(pod, rule string, protocol v1alpha1.Protocol, addr netip.Ad
 	t.mu.Lock()
 	defer t.mu.Unlock()
 	o := owner{pod, rule}
-	if has, found := t.rules[o]; found {
-		if has.Addr() != addr || !within.Contains(has.Port()) {
-			return 0, fmt.Errorf("the pod has %s, and it is %s, ports %s, now; make a new pod", has, addr, within)
-		}
+	has, moves := t.rules[o]
+	if moves && has.Addr() == addr && within.Contains(has.Port()) {
 		return has.Port(), nil
 	}
 	begin := t.next[within]
@@ -57,6 +56,9 @@ func (t *Table) Take(pod, rule string, protocol v1alpha1.Protocol, addr netip.Ad
 		at := netip.AddrPortFrom(addr, port)
 		if t.taken(at) || !t.free(protocol, at) {
 			continue
+		}
+		if moves { // a server that still listens there has the port: free says so
+			t.drop(o)
 		}
 		t.put(o, at)
 		t.next[within] = port + 1 // 0 after the last one: it is in no range
@@ -84,20 +86,25 @@ func (t *Table) Adopt(pod, rule string, at netip.AddrPort) bool {
 func (t *Table) Release(pod string) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for o, at := range t.rules {
-		if o.pod != pod {
-			continue
+	for o := range t.rules {
+		if o.pod == pod {
+			t.drop(o)
 		}
-		delete(t.rules, o)
-		var rest []netip.Addr
-		for _, a := range t.ports[at.Port()] {
-			if a != at.Addr() {
-				rest = append(rest, a)
-			}
+	}
+}
+
+// drop takes away the port of a rule. The caller holds mu.
+func (t *Table) drop(o owner) {
+	at := t.rules[o]
+	delete(t.rules, o)
+	var rest []netip.Addr
+	for _, a := range t.ports[at.Port()] {
+		if a != at.Addr() {
+			rest = append(rest, a)
 		}
-		if t.ports[at.Port()] = rest; rest == nil {
-			delete(t.ports, at.Port())
-		}
+	}
+	if t.ports[at.Port()] = rest; rest == nil {
+		delete(t.ports, at.Port())
 	}
 }
 

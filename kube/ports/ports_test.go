@@ -43,8 +43,11 @@ func TestTake(t *testing.T) {
 	table.Release("b")
 	table.Release("b")
 	take(t, table, "f", "x", node, r3, 31001)
-	refused(t, table, "f", "x", alt, r3, "make a new pod")
-	refused(t, table, "f", "x", node, grant.Range{First: 80, Last: 80}, "make a new pod")
+	refused(t, table, "c", "x", node, r3, "none of the ports") // its endpoint moves, and it keeps what it has
+	take(t, table, "c", "x", alt, r3, 31002)
+	take(t, table, "f", "x", alt, r3, 31001) // it moves, and others may have its former port
+	take(t, table, "b", "x", node, r3, 31001)
+	take(t, table, "f", "x", node, grant.Range{First: 81, Last: 81}, 81)
 	take(t, table, "f", "y", any4, grant.Range{First: 80, Last: 80}, 80)
 	refused(t, table, "g", "x", node, grant.Range{First: 80, Last: 80}, "none of the ports 80 is free")
 	take(t, table, "g", "y", node, grant.Range{First: 65535, Last: 65535}, 65535)

@@ -34,7 +34,7 @@ func TestCompletion(t *testing.T) {
 		{"run --mode |", "auto preload seccomp"},
 		{"run --mode pre|", "preload"},
 		{"run --netns ne|", "new"},
-		{"graft |", "add del explain show"},
+		{"graft |", "add del explain set show"},
 		{"graft del --run-dir DIR |", "out six"},
 		{"graft del --run-dir DIR o|", "out"},
 		{"graft del --run-dir DIR out |", "for"},

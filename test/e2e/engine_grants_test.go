@@ -135,13 +135,33 @@ func testGrantChanges(t *testing.T, n *node, client *api.Client) {
 		t.Errorf("changed: %+v, want that %s is restored", a, rule)
 	}
 	seenFrom(t, n, sourceAddr4)
+	testGrantAdds(t, n, client)
+}
+
+// testGrantAdds adds rules to the grant of a pod that runs. One of them needs a new container.
+func testGrantAdds(t *testing.T, n *node, client *api.Client) {
 	more := grantOf("web")
 	r := more.Containers["main"]
-	r.Endpoints, r.Egress = append(r.Endpoints, "new type ipv4 addr 0.0.0.0 port dynamic"), append(r.Egress, "203.0.113.0/24=new")
+	rule := remoteAddr4 + "/32=new"
+	r.Endpoints, r.Egress = append(r.Endpoints, "new type ipv4 addr "+hostAddr4+" port dynamic"), append(r.Egress, rule)
 	more.Containers["main"] = r
-	if a := putGrant(t, client, "web", more); len(a.Restart["main"]) != 1 || a.Restart["main"][0] != "-e 203.0.113.0/24=new" {
+	if a := putGrant(t, client, "web", more); len(a.Added["main"]) != 1 || a.Added["main"][0] != "-e "+rule || len(a.Restart) > 0 {
+		t.Errorf("changed: %+v, want that a rule is added", a)
+	}
+	seenFrom(t, n, hostAddr4)
+	n.checkServed(t, "web", servedPort)
+	r.Ingress = []string{"0.0.0.0:80/tcp+own=in"}
+	more.Containers["main"] = r
+	if a := putGrant(t, client, "web", more); len(a.Restart["main"]) != 1 || a.Restart["main"][0] != "-i 0.0.0.0:80/tcp+own=in" ||
+		!strings.Contains(a.Because["main"], "needs accept(2) to be trapped") {
 		t.Errorf("changed: %+v, want that a rule needs a new container", a)
 	}
+	seenFrom(t, n, hostAddr4)
+	if a := putGrant(t, client, "web", grantOf("web")); len(a.Withdrawn["main"]) != 1 || len(a.Restored["main"]) != 1 {
+		t.Errorf("changed: %+v, want that one rule goes, and one comes back", a)
+	}
+	seenFrom(t, n, sourceAddr4)
+	n.checkServed(t, "web", servedPort)
 }
 
 // testGrantServers withdraws the rule of a server that listens. The server takes nobody until the rule

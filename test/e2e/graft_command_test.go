@@ -79,8 +79,8 @@ func TestGraftRefusals(t *testing.T) {
 			}
 		})
 	}
-	check("", 2, "add, del, show or explain")
-	check("list", 2, "list", "add, del, show and explain")
+	check("", 2, "add, del, set, show or explain")
+	check("list", 2, "list", "add, del, set, show and explain")
 	check("add", 2, "NAME type")
 	check("add x", 2, "type")
 	check("add x type ipv4 addr 0.0.0.0 port dynamic for", 2, "for.*container")
@@ -89,6 +89,10 @@ func TestGraftRefusals(t *testing.T) {
 	check("add .. type ipv4 addr 0.0.0.0 port dynamic", 2, "name")
 	check("del", 2, "NAME")
 	check("del a b", 2, "NAME")
+	check("set", 2, "-i and -e", "loses all others")
+	check("set out", 2, "set")
+	check("set -e 0.0.0.0/0=nope", 1, "nope")
+	check("set -i 0.0.0.0:80=203.0.113.99", 1, "no address 203.0.113.99")
 	check("show it", 2, "show")
 	check("show --bogus", 2, "bogus")
 	check("show for nobody", 1, "nobody", "there is "+one.name)

@@ -1,0 +1,131 @@
+package container
+
+import (
+	"fmt"
+
+	"github.com/tsugiki/tsugiki/endpoint"
+	"github.com/tsugiki/tsugiki/policy"
+)
+
+// State is what a process needs, beside the Spec, to take over a container.
+type State struct {
+	PID     int    `json:"pid"` // of the first program; 0: there was none yet
+	Started string `json:"started"`
+	Cgroup  string `json:"cgroup"`
+	// Endpoints are the container's endpoints. Numbered has their names, each at the endpoint's
+	// number in the kernel's tables.
+	Endpoints []string `json:"endpoints"`
+	Numbered  []string `json:"numbered"`
+	// From has the sources of the ingress rules of the Spec, in their order; empty: those of the
+	// Spec.
+	From []string `json:"from,omitempty"`
+	// Added are ingress rules that the Spec does not have. Their numbers follow those of the Spec.
+	Added []RuleText `json:"added,omitempty"`
+	// Gone are the numbers of ingress rules that the container does not have any more.
+	Gone []int `json:"gone,omitempty"`
+	// Replaced says that rules were replaced: then the container has the egress rules Outwards, and not those
+	// of the Spec, and if it is Unnamed, it has no name rules.
+	Replaced bool       `json:"replaced,omitempty"`
+	Outwards []RuleText `json:"outwards,omitempty"`
+	Unnamed  bool       `json:"unnamed,omitempty"`
+	// Untrapped says that connect(2), sends and listen(2) of its programs are not trapped, and that
+	// its loopback is on the host (graft.NeedsTraps). Its filters do not change, so Untrapped does
+	// not change.
+	Untrapped bool `json:"untrapped"`
+}
+
+// RuleText is a rule with its endpoint, as texts.
+type RuleText struct {
+	Rule     string `json:"rule"`
+	Endpoint string `json:"endpoint"`
+}
+
+// note writes the rules into a state.
+func (g *given) note(s *State, spec *Spec) {
+	s.From, s.Added, s.Gone, s.Outwards, s.Replaced = nil, nil, nil, nil, g.replaced
+	var from []string
+	changed := false
+	for i, r := range g.ingress {
+		if g.gone[i] {
+			s.Gone = append(s.Gone, r.Number)
+		}
+		if i >= len(spec.Ingress) {
+			s.Added = append(s.Added, RuleText{r.String(), r.Endpoint.String()})
+			continue
+		}
+		from = append(from, r.From.String())
+		changed = changed || from[i] != spec.Ingress[i].From.String()
+	}
+	if changed {
+		s.From = from
+	}
+	if !g.replaced {
+		return
+	}
+	for _, r := range g.egress {
+		s.Outwards = append(s.Outwards, RuleText{r.String(), r.Endpoint.String()})
+	}
+	s.Unnamed = len(g.names) == 0 && len(spec.NameRules) > 0
+}
+
+// restored returns the rules of a state.
+func restored(s *State, spec *Spec) (*given, error) {
+	g := begin(&spec.Rules)
+	if len(s.From) > 0 && len(s.From) != len(g.ingress) {
+		return nil, fmt.Errorf("sources of %d ingress rules, and there are %d", len(s.From), len(g.ingress))
+	}
+	for i, text := range s.From {
+		from, err := policy.ParseFrom(text)
+		if err != nil {
+			return nil, err
+		}
+		g.ingress[i].From = from
+	}
+	for _, t := range s.Added {
+		set, err := t.endpoints()
+		if err != nil {
+			return nil, err
+		}
+		p := policy.Parser{Endpoints: set, Translated: spec.Translation != nil}
+		list, err := p.Ingress(t.Rule)
+		if err != nil {
+			return nil, err
+		}
+		g.add(list[0])
+	}
+	for _, n := range s.Gone {
+		if n < 1 || n > len(g.gone) {
+			return nil, fmt.Errorf("ingress rule %d has gone, and there are %d", n, len(g.gone))
+		}
+		g.gone[n-1] = true
+	}
+	if g.replaced = s.Replaced; !g.replaced {
+		return g, nil
+	}
+	g.egress = nil
+	for _, t := range s.Outwards {
+		set, err := t.endpoints()
+		if err != nil {
+			return nil, err
+		}
+		r, err := policy.ParseEgress(t.Rule, set)
+		if err != nil {
+			return nil, err
+		}
+		g.egress = append(g.egress, r)
+	}
+	if s.Unnamed {
+		g.names = nil
+	}
+	return g, nil
+}
+
+// endpoints returns a set with the rule's endpoint.
+func (t RuleText) endpoints() (*endpoint.Set, error) {
+	var set endpoint.Set
+	ep, err := endpoint.Parse(t.Endpoint)
+	if err == nil {
+		err = set.Add(ep)
+	}
+	return &set, err
+}
