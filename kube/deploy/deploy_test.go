@@ -92,13 +92,13 @@ func TestChartMakesTheManifests(t *testing.T) {
 }
 
 func TestChartOfOtherValues(t *testing.T) {
-	all := render(t, "net", `{runtimeClass: graft, image: "example.org/kube:1", runDir: /run/other, metrics: "198.51.100.1:9471", node: {nodeSelector: {a: b}}}`)
+	all := render(t, "net", `{runtimeClass: graft, translateClass: graft46, image: "example.org/kube:1", runDir: /run/other, metrics: "198.51.100.1:9471", node: {nodeSelector: {a: b}}}`)
 	text, err := json.Marshal(all)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
-		`"handler":"graft"`, `"--runtime-class=graft"`, `"--metrics=198.51.100.1:9471"`, `"--namespace=net"`, `"nodeSelector":{"a":"b"}`,
+		`"handler":"graft"`, `"--runtime-class=graft"`, `"handler":"graft46"`, `"--runtime-class=graft46"`, `"--metrics=198.51.100.1:9471"`, `"--namespace=net"`, `"nodeSelector":{"a":"b"}`,
 		`"image":"example.org/kube:1"`, `"path":"/run/other"`, `system:serviceaccount:net:tsugiki-kube-node`,
 	} {
 		if !strings.Contains(string(text), want) {
