@@ -39,7 +39,7 @@ type facts struct {
 	unknown     []string          // keys of annotations that may be the image's
 	image       []string          // keys that are the image's, and not in annotations
 	sandbox     bool              // the container has only the namespaces of a pod
-	loopback    bool              // its network namespace will have only a loopback
+	loopback    bool              // its network namespace has, and will have, only a loopback
 	published   []string          // ports of the container: PORT/PROTOCOL
 	pod         *api.Pod          // of Kubernetes; nil: it is in none, or its engine does not say in which
 }
@@ -118,9 +118,12 @@ func factsOf(s *spec, id, bundle string) (facts, error) {
 			break
 		}
 	}
-	if f.loopback = s.keepsToItself(); f.engine == docker {
+	switch f.loopback = s.keepsToItself(); {
+	case f.engine == docker:
 		// Since Docker 29, no hook says that dockerd will add interfaces.
 		f.loopback = d.networkMode == "none"
+	case f.pod != nil && !f.sandbox:
+		f.loopback = f.loopback || s.joinsLoopback()
 	}
 	return f, nil
 }

@@ -115,7 +115,11 @@ func (d *Daemon) followGrant(m *managed) (followed, error) {
 	if g := d.grants.Get(m.Pod.UID); g != nil && g.Refused == "" {
 		want = g.Containers[m.Pod.Container]
 	}
-	return m.follow(want)
+	f, err := m.follow(want)
+	if retranslates(m.Translate, want) {
+		f.restart = append(f.restart, restartTranslate)
+	}
+	return f, err
 }
 
 // follow has all containers of a pod follow its grant.

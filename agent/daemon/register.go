@@ -60,6 +60,12 @@ func (d *Daemon) registerAs(ctx context.Context, r api.Registration, granted boo
 		return nil, err
 	}
 	g.Annotated = g.Annotated || granted // pods may write where paths of their unix endpoints lead
+	if granted {
+		err = checkNetwork(&r, &g.Rules)
+	}
+	if err != nil {
+		return nil, err
+	}
 	if !g.Found {
 		return nil, nil // it is given nothing, whatever its name is
 	}

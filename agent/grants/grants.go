@@ -94,6 +94,9 @@ func check(uid string, g *api.Grant) error {
 		return fmt.Errorf("%d containers, at most %d may be", len(g.Containers), containersMax)
 	}
 	for _, name := range slices.Sorted(maps.Keys(g.Containers)) {
+		if given := g.Containers[name]; given.Translate != nil && len(given.Egress) == 0 {
+			return fmt.Errorf("container %s: its IPv4 is translated, and no egress rule says which hosts it reaches", name)
+		}
 		r, err := rules.Parse(g.Containers[name])
 		if err == nil {
 			_, err = policy.NewTable(r.Ingress, r.Egress, r.NameRules...)

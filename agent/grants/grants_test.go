@@ -120,14 +120,15 @@ func TestGrantsAreBounded(t *testing.T) {
 		uid   string
 		grant api.Grant
 	}{
-		"no UID":              {"", given},
-		"a long UID":          {strings.Repeat("u", uidMax+1), given},
-		"no namespace":        {"u", api.Grant{Name: "b"}},
-		"no name":             {"u", api.Grant{Namespace: "a"}},
-		"many containers":     {"u", many},
-		"an unknown charge":   {"u", api.Grant{Namespace: "a", Name: "b", Charge: "free"}},
-		"a rule of nobody's":  {"u", api.Grant{Namespace: "a", Name: "b", Containers: map[string]api.Rules{"c": {Ingress: []string{"x"}}}}},
-		"an unknown endpoint": {"u", api.Grant{Namespace: "a", Name: "b", Containers: map[string]api.Rules{"c": {Egress: []string{"10.0.0.0/8=x"}}}}},
+		"no UID":                  {"", given},
+		"a long UID":              {strings.Repeat("u", uidMax+1), given},
+		"no namespace":            {"u", api.Grant{Name: "b"}},
+		"no name":                 {"u", api.Grant{Namespace: "a"}},
+		"many containers":         {"u", many},
+		"an unknown charge":       {"u", api.Grant{Namespace: "a", Name: "b", Charge: "free"}},
+		"a rule of nobody's":      {"u", api.Grant{Namespace: "a", Name: "b", Containers: map[string]api.Rules{"c": {Ingress: []string{"x"}}}}},
+		"an unknown endpoint":     {"u", api.Grant{Namespace: "a", Name: "b", Containers: map[string]api.Rules{"c": {Egress: []string{"10.0.0.0/8=x"}}}}},
+		"translated, to anywhere": {"u", api.Grant{Namespace: "a", Name: "b", Containers: map[string]api.Rules{"c": {Translate: &api.Translate{}}}}},
 		"rules that contradict": {"u", api.Grant{Namespace: "a", Name: "b", Containers: map[string]api.Rules{
 			"c": {Egress: []string{"10.0.0.0/8=198.51.100.1", "10.0.0.0/8=198.51.100.2"}},
 		}}},

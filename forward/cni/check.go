@@ -39,6 +39,9 @@ func check(args *skel.CmdArgs) error {
 }
 
 func (c *command) check() error {
+	if c.Mode == modeLoopback {
+		return c.checkLoopback()
+	}
 	l, err := c.otherLink()
 	if err != nil {
 		return err

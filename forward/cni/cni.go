@@ -5,7 +5,8 @@
 // the library's). It owns the links of its pods. It has no files: a link's name is computed from
 // the attachment, and its alias says whose it is, so that an attachment is found as long as there
 // is anything left of it. Addresses are those of an IPAM plugin, which is called for them. With
-// no IPAM plugin it is chained: the link is that of the plugin before it.
+// no IPAM plugin it is chained: the link is that of the plugin before it. Pods of mode loopback have
+// neither a link nor an IPAM plugin.
 //
 // It needs root, and the kernel that package forward needs.
 package cni
@@ -53,6 +54,7 @@ func newCommand(args *skel.CmdArgs) (*command, error) {
 	}
 	cmd := &command{config: c, args: args}
 	switch {
+	case c.Mode == modeLoopback: // no link, and so no plane
 	case c.Routed:
 		cmd.plane = routes{prev: c.prev}
 	case c.Mode == modeOVS:
@@ -110,7 +112,10 @@ func coded(err error) error {
 }
 
 func (c *command) add(done *undo) (*current.Result, error) {
-	if c.chained {
+	switch {
+	case c.Mode == modeLoopback:
+		return c.addLoopback()
+	case c.chained:
 		return c.join(done)
 	}
 	if c.prev != nil {
@@ -242,7 +247,10 @@ func del(args *skel.CmdArgs) error {
 	if err != nil {
 		return err
 	}
-	if cmd.chained {
+	switch {
+	case cmd.Mode == modeLoopback:
+		return nil
+	case cmd.chained:
 		return coded(cmd.part())
 	}
 	if err := cmd.remove(args.ContainerID, args.IfName); err != nil {

@@ -61,22 +61,24 @@ func TestWrongConfiguration(t *testing.T) {
 		code  uint
 		words []string
 	}{
-		"mode":         {object{"mode": "dpdk"}, types.ErrInvalidNetworkConfig, []string{"dpdk", "write bridge, ovs or dpu"}},
-		"mtu":          {object{"mtu": 100}, types.ErrInvalidNetworkConfig, []string{"576..65535"}},
-		"type":         {object{"mtu": "large"}, types.ErrDecodingFailure, []string{"mtu"}},
-		"pairs":        {object{"pairs": "some"}, types.ErrInvalidNetworkConfig, []string{"write listed or all"}},
-		"bridge":       {object{"bridge": "a/b"}, types.ErrInvalidNetworkConfig, []string{"no name of a link"}},
-		"long bridge":  {object{"bridge": "a-bridge-with-a-name"}, types.ErrInvalidNetworkConfig, []string{"15"}},
-		"option":       {object{"mode": "ovs", "bridge": "--all"}, types.ErrInvalidNetworkConfig, []string{"no name of a link"}},
-		"routed":       {object{"routed": true, "bridge": "br0"}, types.ErrInvalidNetworkConfig, []string{"leave out bridge"}},
-		"ovsdb":        {object{"mode": "ovs", "ovsdb": "tcp:203.0.113.1"}, types.ErrInvalidNetworkConfig, []string{"unix:/PATH"}},
-		"ovs chained":  {object{"mode": "ovs", "ipam": object{}}, types.ErrInvalidNetworkConfig, []string{"ipam is missing", "in mode ovs"}},
-		"relative":     {object{"mode": "ovs", "ovsdb": "unix:db.sock"}, types.ErrInvalidNetworkConfig, []string{"unix:/PATH"}},
-		"ipam path":    {object{"ipam": object{"type": "../sh"}}, types.ErrInvalidNetworkConfig, []string{"name"}},
-		"ipam missing": {object{"ipam": object{"type": "nobody"}}, codeAddresses, []string{"nobody", "install"}},
-		"no ipam":      {object{"ipam": object{}}, types.ErrInvalidNetworkConfig, []string{"ipam is missing"}},
-		"no switch":    {object{"mode": "ovs", "ovsdb": "unix:/nowhere"}, codeNetwork, []string{"ovsdb-server", "start openvswitch-switch"}},
-		"no subnet":    {object{"ipam": object{"type": "host-local"}}, codeAddresses, []string{"host-local"}},
+		"mode":             {object{"mode": "dpdk"}, types.ErrInvalidNetworkConfig, []string{"dpdk", "write bridge, ovs, dpu or loopback"}},
+		"mtu":              {object{"mtu": 100}, types.ErrInvalidNetworkConfig, []string{"576..65535"}},
+		"type":             {object{"mtu": "large"}, types.ErrDecodingFailure, []string{"mtu"}},
+		"pairs":            {object{"pairs": "some"}, types.ErrInvalidNetworkConfig, []string{"write listed or all"}},
+		"bridge":           {object{"bridge": "a/b"}, types.ErrInvalidNetworkConfig, []string{"no name of a link"}},
+		"long bridge":      {object{"bridge": "a-bridge-with-a-name"}, types.ErrInvalidNetworkConfig, []string{"15"}},
+		"option":           {object{"mode": "ovs", "bridge": "--all"}, types.ErrInvalidNetworkConfig, []string{"no name of a link"}},
+		"routed":           {object{"routed": true, "bridge": "br0"}, types.ErrInvalidNetworkConfig, []string{"leave out bridge"}},
+		"ovsdb":            {object{"mode": "ovs", "ovsdb": "tcp:203.0.113.1"}, types.ErrInvalidNetworkConfig, []string{"unix:/PATH"}},
+		"ovs chained":      {object{"mode": "ovs", "ipam": object{}}, types.ErrInvalidNetworkConfig, []string{"ipam is missing", "in mode ovs"}},
+		"relative":         {object{"mode": "ovs", "ovsdb": "unix:db.sock"}, types.ErrInvalidNetworkConfig, []string{"unix:/PATH"}},
+		"ipam path":        {object{"ipam": object{"type": "../sh"}}, types.ErrInvalidNetworkConfig, []string{"name"}},
+		"ipam missing":     {object{"ipam": object{"type": "nobody"}}, codeAddresses, []string{"nobody", "install"}},
+		"no ipam":          {object{"ipam": object{}}, types.ErrInvalidNetworkConfig, []string{"ipam is missing"}},
+		"no switch":        {object{"mode": "ovs", "ovsdb": "unix:/nowhere"}, codeNetwork, []string{"ovsdb-server", "start openvswitch-switch"}},
+		"no subnet":        {object{"ipam": object{"type": "host-local"}}, codeAddresses, []string{"host-local"}},
+		"loopback, bridge": {object{"mode": "loopback", "ipam": object{}, "bridge": "br0"}, types.ErrInvalidNetworkConfig, []string{"mode loopback makes no link"}},
+		"loopback, ipam":   {object{"mode": "loopback"}, types.ErrInvalidNetworkConfig, []string{"leave out bridge, routed, mtu, ipam"}},
 		"multicast MAC": {
 			object{"runtimeConfig": object{"mac": "01:00:00:00:00:01"}},
 			types.ErrInvalidNetworkConfig,
@@ -224,7 +226,7 @@ func TestMalformedInput(t *testing.T) {
 // The examples are configurations that the plugin accepts.
 func TestExamples(t *testing.T) {
 	files, err := filepath.Glob("../../examples/*.conflist")
-	if err != nil || len(files) != 5 {
+	if err != nil || len(files) != 6 {
 		t.Fatalf("examples: %v, %v", files, err)
 	}
 	for _, file := range files {
@@ -232,6 +234,9 @@ func TestExamples(t *testing.T) {
 		must(t, err)
 		own := list.Plugins[len(list.Plugins)-1]
 		c, err := parse(&skel.CmdArgs{StdinData: own.Bytes})
+		if err == nil && c.Mode == modeLoopback && own.Network.Type == "tsugiki-cni" && !c.programs() {
+			continue
+		}
 		if err != nil || own.Network.Type != "tsugiki-cni" || !c.DirectForward || !c.AntiSpoof || c.chained != (len(list.Plugins) > 1) {
 			t.Errorf("%s: %+v, %v", file, c, err)
 		}

@@ -28,6 +28,8 @@ const (
 	modeBridge = "bridge"
 	modeOVS    = "ovs"
 	modeDPU    = "dpu"
+	// modeLoopback is that of pods without a link (loopback.go).
+	modeLoopback = "loopback"
 )
 
 // config is the plugin's configuration. docs/design/forward.md has a line for each key.
@@ -49,7 +51,7 @@ type config struct {
 
 	mac     net.HardwareAddr // that the runtime wants; nil: a random one
 	prev    *current.Result  // of the plugins before this one; nil: there are none
-	chained bool             // another plugin makes the link
+	chained bool             // another plugin makes the link, or there is none
 }
 
 // failure is types.NewError with a formatted message.
@@ -86,8 +88,10 @@ func (c *config) validate() error {
 		return failure(types.ErrInvalidNetworkConfig, format, args...)
 	}
 	switch {
-	case c.Mode != modeBridge && c.Mode != modeOVS && c.Mode != modeDPU:
-		return wrong("mode %q is unknown; write bridge, ovs or dpu", c.Mode)
+	case c.Mode != modeBridge && c.Mode != modeOVS && c.Mode != modeDPU && c.Mode != modeLoopback:
+		return wrong("mode %q is unknown; write bridge, ovs, dpu or loopback", c.Mode)
+	case c.Mode == modeLoopback && (c.Bridge != "" || c.Routed || c.MTU != 0 || !c.chained || c.RuntimeConfig.MAC != ""):
+		return wrong("mode loopback makes no link; leave out bridge, routed, mtu, ipam and the MAC address")
 	case c.Routed && (c.Mode != modeBridge || c.Bridge != ""):
 		return wrong("routed has no bridge; leave out bridge, and use mode bridge")
 	case c.MTU != 0 && (c.MTU < 576 || c.MTU > 65535):
@@ -106,6 +110,9 @@ func (c *config) validate() error {
 			return wrong("%v", err)
 		}
 	}
+	if c.Mode == modeLoopback {
+		c.DirectForward, c.AntiSpoof = false, false
+	}
 	if c.Bridge == "" && !c.Routed {
 		c.Bridge = map[string]string{modeBridge: "tsugiki0", modeOVS: "br-int", modeDPU: "br-int"}[c.Mode]
 	}
@@ -123,4 +130,6 @@ func (c *config) validate() error {
 }
 
 // programs tells whether kernel programs are attached to the pod's link.
-func (c *config) programs() bool { return c.DirectForward || c.AntiSpoof || c.Mode != modeBridge }
+func (c *config) programs() bool {
+	return c.DirectForward || c.AntiSpoof || c.Mode == modeOVS || c.Mode == modeDPU
+}

@@ -33,6 +33,7 @@ func FuzzConfiguration(f *testing.F) {
 		`{"cniVersion": "1.1.0", "name": "a", "mode": "ovs", "bridge": "br-int", "mtu": 1450, "ipam": {"type": "host-local"}}`,
 		`{"cniVersion": "0.4.0", "name": "a", "routed": true, "pairs": "all", "runtimeConfig": {"mac": "02:00:00:00:00:01"}, "ipam": {"type": "x"}}`,
 		`{"cniVersion": "1.0.0", "name": "a", "prevResult": {"cniVersion": "1.0.0", "interfaces": [{"name": "eth0", "sandbox": "/x"}], "ips": [{"address": "198.51.100.9/24", "interface": 7}]}}`,
+		`{"cniVersion": "1.0.0", "name": "a", "mode": "loopback"}`,
 		`{"cniVersion": "1.1.0", "cni.dev/valid-attachments": [{"containerID": "a", "ifname": "b"}], "dns": {"nameservers": ["x"]}}`,
 	} {
 		f.Add([]byte(text))
@@ -47,7 +48,7 @@ func FuzzConfiguration(f *testing.F) {
 			return
 		}
 		c := cmd.config
-		if cmd.plane == nil || c.MTU != 0 && (c.MTU < 576 || c.MTU > 65535) || strings.ContainsAny(c.IPAM.Type, "/\\") {
+		if (cmd.plane == nil) != (c.Mode == modeLoopback) || c.MTU != 0 && (c.MTU < 576 || c.MTU > 65535) || strings.ContainsAny(c.IPAM.Type, "/\\") {
 			t.Errorf("accepted: %+v", c)
 		}
 		if c.Bridge != "" && (len(c.Bridge) > 15 || strings.HasPrefix(c.Bridge, "-") || strings.ContainsAny(c.Bridge, "/ \n\x00")) {
@@ -56,7 +57,7 @@ func FuzzConfiguration(f *testing.F) {
 		if c.mac != nil && (len(c.mac) != 6 || c.mac[0]&1 != 0) {
 			t.Errorf("accepted the MAC address %v", c.mac)
 		}
-		if c.prev != nil { // CHECK reads all of it
+		if c.prev != nil && cmd.plane != nil { // CHECK reads all of it
 			_, _ = cmd.pod(&podLink{host: &netlink.Veth{}, index: 0}, c.prev)
 			_, _ = cmd.otherLink()
 		}

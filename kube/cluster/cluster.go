@@ -86,6 +86,9 @@ func endpointsOf(p *v1alpha1.GraftPolicy) []string {
 	for _, r := range p.Spec.Egress {
 		names = append(names, r.Endpoint)
 	}
+	if p.Spec.Translate != nil {
+		names = append(names, p.Spec.Translate.Endpoint)
+	}
 	slices.Sort(names)
 	return slices.Compact(names)
 }

@@ -68,7 +68,7 @@ func chart(t *testing.T, namespace, values string) string {
 }
 
 func TestChartOfOtherValues(t *testing.T) {
-	const common = `runtimeClass: graft, image: "example.org/kube:1", runDir: /run/other, metrics: "198.51.100.1:9471"`
+	const common = `runtimeClass: graft, translateClass: graft46, image: "example.org/kube:1", runDir: /run/other, metrics: "198.51.100.1:9471"`
 	for name, tt := range map[string]struct {
 		values    string
 		has, lack []string
@@ -76,7 +76,7 @@ func TestChartOfOtherValues(t *testing.T) {
 		"all": {
 			`{` + common + `, node: {nodeSelector: {a: b}}, agent: {config: "x = 1"}, containerd: {config: /etc/k3s/a.toml, runDir: /run/k3s, unit: ""}}`,
 			[]string{
-				`"handler":"tsugiki"`, `"--runtime-class=graft"`, `"--metrics=198.51.100.1:9471"`, `"--namespace=net"`, `"nodeSelector":{"a":"b"}`,
+				`"handler":"tsugiki"`, `"--runtime-class=graft"`, `"handler":"graft46"`, `"--runtime-class=graft46"`, `"--metrics=198.51.100.1:9471"`, `"--namespace=net"`, `"nodeSelector":{"a":"b"}`,
 				`"image":"example.org/kube:1"`, `"path":"/run/other"`, `system:serviceaccount:net:tsugiki-kube-node`, `"agent.toml":"x = 1\n"`,
 				`"--containerd-config=/etc/k3s/a.toml"`, `"path":"/etc/k3s"`, `"mountPath":"/host/etc/k3s"`, `"path":"/run/k3s"`, `"--containerd-unit="`,
 			},

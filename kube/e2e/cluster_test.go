@@ -42,6 +42,7 @@ func TestCluster(t *testing.T) {
 		{"a pod of several containers", (*cluster).testContainers},
 		{"pods are refused with events", (*cluster).testRefused},
 		{"a pod that logs much is charged", (*cluster).testCharged},
+		{"pods whose IPv4 is translated", (*cluster).testTranslated},
 		{"the API server is down", (*cluster).testServerDown},
 		{"the node is cut off", (*cluster).testCutOff},
 		{"resources are deleted while pods run", (*cluster).testDeleted},

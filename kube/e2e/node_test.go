@@ -51,6 +51,10 @@ func newCluster(t *testing.T) *cluster {
 	if err != nil {
 		t.Fatal(err)
 	}
+	alone, err := os.ReadFile(filepath.Join(kubetest.Root(t), "examples", "cni-loopback.conflist"))
+	if err != nil {
+		t.Fatal(err)
+	}
 	ours, err := engines.ProgramImage(t.TempDir(), imageOfKube, kube)
 	if err != nil {
 		t.Fatal(err)
@@ -64,7 +68,9 @@ func newCluster(t *testing.T) *cluster {
 	c := &cluster{t: t, run: filepath.Join(dir, "run")}
 	c.Cluster = kubetest.StartCluster(t, engines.Options{
 		Image:    image,
-		Runtimes: map[string]string{"tsugiki": filepath.Join(bin, "tsugiki-runtime")},
+		Runtimes: map[string]string{"tsugiki": filepath.Join(bin, "tsugiki-runtime"), "tsugiki-translate": filepath.Join(bin, "tsugiki-runtime")},
+		Networks: map[string]string{"tsugiki-translate": string(alone)},
+		Plugins:  []string{filepath.Join(bin, "tsugiki-cni")},
 		Env:      []string{"TSUGIKI_AGENT=" + api.SocketIn(c.run)},
 		Files:    map[string]string{"/etc/tsugiki/agent.toml": fmt.Sprintf("run_dir = %q\n", c.run)},
 	}, ours)

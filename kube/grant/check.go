@@ -31,6 +31,11 @@ func CheckEndpoint(e *v1alpha1.GraftEndpoint) error {
 			}
 		}
 	}
+	for _, r := range e.Spec.Resolvers {
+		if err := checkResolver(r); err != nil {
+			return fmt.Errorf("resolvers: %w", err)
+		}
+	}
 	for _, to := range e.Spec.Destinations {
 		if _, err := parsePrefix(to.CIDR); err != nil {
 			return fmt.Errorf("destinations: %w", err)
@@ -53,6 +58,15 @@ func CheckPolicy(p *v1alpha1.GraftPolicy, namespace map[string]string, endpoint 
 	}
 	if err := checkCharge(p, namespace); err != nil {
 		return fmt.Errorf("charge: %w", err)
+	}
+	if t := p.Spec.Translate; t != nil {
+		e, err := forNamespace(t.Endpoint, p.Namespace, namespace, endpoint)
+		if err == nil {
+			_, err = reached(e)
+		}
+		if err != nil {
+			return fmt.Errorf("translate: %w", err)
+		}
 	}
 	for i, r := range p.Spec.Ingress {
 		e, err := forNamespace(r.Endpoint, p.Namespace, namespace, endpoint)

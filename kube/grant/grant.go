@@ -87,6 +87,7 @@ func Decide(q *Question) Decision {
 	d.Grant = refused
 	d.Grant.Containers = map[string]api.Rules{}
 	err := fit(q.Pod)
+	d.translated = slices.ContainsFunc(q.Policies, d.translates)
 	for _, p := range q.Policies {
 		if err != nil {
 			break
@@ -114,6 +115,14 @@ func fit(pod *corev1.Pod) error {
 	if pod.Spec.HostUsers != nil && !*pod.Spec.HostUsers {
 		return nil // its capabilities are those of a user namespace
 	}
+	if name := administrator(pod); name != "" {
+		return fmt.Errorf("container %s has CAP_NET_ADMIN, and so could configure the node's network; take the capability (or privileged) away, or set hostUsers: false", name)
+	}
+	return nil
+}
+
+// administrator returns the name of a container with CAP_NET_ADMIN; empty, if the pod has none.
+func administrator(pod *corev1.Pod) string {
 	all := containers(pod)
 	for _, c := range pod.Spec.EphemeralContainers { // they have no rules, and share the pod's namespaces
 		all = append(all, corev1.Container(c.EphemeralContainerCommon))
@@ -127,10 +136,10 @@ func fit(pod *corev1.Pod) error {
 			return slices.Contains([]string{"ALL", "NET_ADMIN"}, strings.TrimPrefix(strings.ToUpper(string(c)), "CAP_"))
 		})
 		if admin || s.Privileged != nil && *s.Privileged {
-			return fmt.Errorf("container %s has CAP_NET_ADMIN, and so could configure the node's network; take the capability (or privileged) away, or set hostUsers: false", c.Name)
+			return c.Name
 		}
 	}
-	return nil
+	return ""
 }
 
 // containers returns the containers of a pod's specification that rules are for: first those that
@@ -146,6 +155,8 @@ type decider struct {
 	*Question
 	Decision
 	used map[string]used // by container and what the rule is for
+	// translated says that the pod's IPv4 is translated.
+	translated bool
 }
 
 // policy adds the rules of a policy, if it selects the pod.
@@ -161,6 +172,9 @@ func (d *decider) policy(p *v1alpha1.GraftPolicy) error {
 	d.Grant.Slow = d.Grant.Slow || p.Spec.DirectForward != nil && !*p.Spec.DirectForward
 	if err := d.charge(p); err != nil {
 		return fmt.Errorf("GraftPolicy %s, charge: %w", p.Name, err)
+	}
+	if err := d.translate(p); err != nil {
+		return fmt.Errorf("GraftPolicy %s, translate: %w", p.Name, err)
 	}
 	for i := range p.Spec.Ingress {
 		if err := d.ingress(p.Name, &p.Spec.Ingress[i]); err != nil {

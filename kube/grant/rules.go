@@ -29,8 +29,13 @@ func (d *decider) ingress(policy string, r *v1alpha1.IngressRule) error {
 	if protocol == "" {
 		protocol = v1alpha1.TCP
 	}
+	if d.translated {
+		if err := checkTranslated(r); err != nil {
+			return err
+		}
+	}
 	own := ""
-	if protocol == v1alpha1.TCP && (r.Own != nil && *r.Own || r.Own == nil && probed(c, r.Port)) {
+	if !d.translated && protocol == v1alpha1.TCP && (r.Own != nil && *r.Own || r.Own == nil && probed(c, r.Port)) {
 		own = "+own"
 	}
 	what := fmt.Sprintf("%d/%s", r.Port, strings.ToLower(string(protocol)))
@@ -41,7 +46,7 @@ func (d *decider) ingress(policy string, r *v1alpha1.IngressRule) error {
 		return err
 	}
 	family := "IPv4 port "
-	if e.Spec.Type == v1alpha1.IPv6 {
+	if e.Spec.Type == v1alpha1.IPv6 && !d.translated {
 		family = "IPv6 port "
 	}
 	if fresh, err := d.claim(c.Name, family+what, policy, e.Name+own+from); !fresh || err != nil {
@@ -77,7 +82,7 @@ func (d *decider) ingress(policy string, r *v1alpha1.IngressRule) error {
 		}
 	}
 	bind := netip.IPv4Unspecified()
-	if addr.Is6() {
+	if addr.Is6() && !d.translated {
 		bind = netip.IPv6Unspecified()
 	}
 	text := fmt.Sprintf("%s/%s%s=%s", netip.AddrPortFrom(bind, uint16(r.Port)), strings.ToLower(string(protocol)), own+from, name)

@@ -41,6 +41,7 @@ func TestNode(t *testing.T) {
 		{"restarts", testRestarts},
 		{"a pod of the same name", testSameName},
 		{"pods that a rule selects", testPeers},
+		{"pods whose IPv4 is translated", testTranslated},
 		{"the status of a pod that has gone", testOldStatus},
 		{"the status of a newer API server", testNewerFields},
 		{"what a node may not do", testPermissions},

@@ -104,7 +104,7 @@ func (w *world) start(grace time.Duration) {
 	w.t.Helper()
 	m := w.manager(w.config, CacheOptions(kubetest.NodeName))
 	_, err := Add(m, Options{
-		Node: grant.Node{Name: kubetest.NodeName, IPv4: testkit.HostAddr4, IPv6: testkit.HostAddr6}, Classes: []string{"tsugiki"},
+		Node: grant.Node{Name: kubetest.NodeName, IPv4: testkit.HostAddr4, IPv6: testkit.HostAddr6}, Classes: []string{"tsugiki", "tsugiki-translate"},
 		Agent: w.agent, Grace: grace, Workers: 2, Log: log,
 	})
 	if err != nil {

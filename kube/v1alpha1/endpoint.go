@@ -50,6 +50,7 @@ type GraftEndpoint struct {
 // +kubebuilder:validation:XValidation:rule="self.type == 'Unix' ? has(self.path) && !has(self.ports) : !has(self.path)",message="a Unix endpoint has a path and no ports; others have no path"
 // +kubebuilder:validation:XValidation:rule="self.type == oldSelf.type",message="the type cannot change; make another endpoint"
 // +kubebuilder:validation:XValidation:rule="self.type == 'Unix' || self.address in ['Node', 'Any'] || (isIP(self.address) && ip(self.address).family() == (self.type == 'IPv4' ? 4 : 6))",message="the address is Node, Any, or an IP address of the type"
+// +kubebuilder:validation:XValidation:rule="!has(self.resolvers) || self.type == 'IPv6'",message="resolvers are for translate, which takes endpoints of type IPv6"
 // +kubebuilder:validation:XValidation:rule="!has(self.destinations) || self.type == 'Unix' || self.destinations.all(d, isCIDR(d.cidr) && cidr(d.cidr).ip().family() == (self.type == 'IPv4' ? 4 : 6))",message="destinations are prefixes of the endpoint's type, as 10.0.0.0/8"
 type GraftEndpointSpec struct {
 	// Type is the kind of the address.
@@ -86,6 +87,18 @@ type GraftEndpointSpec struct {
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=64
 	Destinations []Destination `json:"destinations,omitempty"`
+
+	// Resolvers are asked for names on behalf of pods whose IPv4 is translated through the endpoint,
+	// one after another, each as ADDR:PORT. The node's agent asks them, from the node's network, so that
+	// pods need no destination for it. Without any, it asks those of the node's /etc/resolv.conf.
+	//
+	// +optional
+	// +listType=atomic
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=8
+	// +kubebuilder:validation:items:MaxLength=80
+	// +kubebuilder:validation:XValidation:rule="self.all(r, r.matches('^([0-9.]+|[[][0-9a-fA-F:.]+[]]):[1-9][0-9]{0,4}$') && isIP(r.startsWith('[') ? r.substring(1, r.lastIndexOf(']')) : r.substring(0, r.lastIndexOf(':'))) && int(r.substring(r.lastIndexOf(':') + 1)) <= 65535)",message="write ADDR:PORT, as 198.51.100.53:53 or [2001:db8::53]:53"
+	Resolvers []string `json:"resolvers,omitempty"`
 
 	// AllowedPods are the pods that may use the endpoint: those that one of the entries selects.
 	// Without an entry, no pod may.

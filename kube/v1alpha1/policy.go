@@ -9,6 +9,7 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // +kubebuilder:resource:scope=Namespaced,shortName=gpol,categories=tsugiki
 // +kubebuilder:subresource:status
 // +kubebuilder:printcolumn:name="Ingress",type=string,JSONPath=`.spec.ingress[*].port`
+// +kubebuilder:printcolumn:name="Translate",type=string,priority=1,JSONPath=`.spec.translate.endpoint`
 // +kubebuilder:printcolumn:name="Charge",type=string,priority=1,JSONPath=`.spec.charge`
 // +kubebuilder:printcolumn:name="Direct",type=boolean,priority=1,JSONPath=`.spec.directForward`
 // +kubebuilder:printcolumn:name="Endpoints",type=string,JSONPath=`.status.endpoints`
@@ -27,7 +28,8 @@ type GraftPolicy struct {
 // GraftPolicySpec has the rules, and the pods that they are for. A pod has the rules of all policies
 // that select it.
 //
-// +kubebuilder:validation:XValidation:rule="has(self.ingress) || has(self.egress) || has(self.directForward) || has(self.charge)",message="a policy needs ingress, egress, directForward or charge"
+// +kubebuilder:validation:XValidation:rule="has(self.ingress) || has(self.egress) || has(self.translate) || has(self.directForward) || has(self.charge)",message="a policy needs ingress, egress, translate, directForward or charge"
+// +kubebuilder:validation:XValidation:rule="!has(self.translate) || !has(self.mode) || self.mode != 'preload'",message="IPv4 is translated in the modes auto and seccomp"
 type GraftPolicySpec struct {
 	// PodSelector selects pods of the policy's namespace; {} selects all that have the RuntimeClass.
 	PodSelector metav1.LabelSelector `json:"podSelector"`
@@ -37,6 +39,13 @@ type GraftPolicySpec struct {
 	// +optional
 	// +kubebuilder:validation:Enum=auto;preload;seccomp
 	Mode string `json:"mode,omitempty"`
+
+	// Translate is for pods whose programs know IPv4 only, on nodes that reach other hosts by IPv6. Such
+	// a pod has one container, and a RuntimeClass whose pods have no network (tsugiki-translate).
+	// Policies that select the same pod have to agree.
+	//
+	// +optional
+	Translate *Translation `json:"translate,omitempty"`
 
 	// Charge says what becomes of CPU time that others spend for the pods: Take, as the configuration
 	// of the node's agent says, or Count, which takes nothing of it from the pods' quotas. Count is for
@@ -69,6 +78,44 @@ type GraftPolicySpec struct {
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=32
 	Egress []EgressRule `json:"egress,omitempty"`
+}
+
+// Translation has programs that know IPv4 only reach hosts of IPv6: each has a virtual IPv4 address
+// inside the container, which the names of the hosts lead to.
+type Translation struct {
+	// Endpoint is the name of a GraftEndpoint of type IPv6. The pods reach all of its destinations, and
+	// names are those that its resolvers know.
+	//
+	// +kubebuilder:validation:MinLength=1
+	// +kubebuilder:validation:MaxLength=253
+	Endpoint string `json:"endpoint"`
+
+	// Pool is the prefix of the virtual addresses, of 15 bits; 198.18.0.0/15, if it is not there.
+	//
+	// +optional
+	// +kubebuilder:validation:MaxLength=18
+	// +kubebuilder:validation:XValidation:rule="isCIDR(self) && cidr(self).ip().family() == 4 && cidr(self).prefixLength() == 15",message="write an IPv4 prefix of 15 bits, as 10.18.0.0/15"
+	Pool string `json:"pool,omitempty"`
+
+	// FTP are the ports of FTP's control connections; 21, if there are none.
+	//
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=4
+	// +kubebuilder:validation:items:Minimum=1
+	// +kubebuilder:validation:items:Maximum=65535
+	FTP []int32 `json:"ftp,omitempty"`
+
+	// SIP are the ports at which SIP is spoken.
+	//
+	// +optional
+	// +listType=set
+	// +kubebuilder:validation:MinItems=1
+	// +kubebuilder:validation:MaxItems=4
+	// +kubebuilder:validation:items:Minimum=1
+	// +kubebuilder:validation:items:Maximum=65535
+	SIP []int32 `json:"sip,omitempty"`
 }
 
 // Charge says what becomes of CPU time that others spend for a pod.

@@ -31,9 +31,12 @@ const containerdRuntime = `[plugins."io.containerd.grpc.v1.cri".containerd.runti
 runtime_type = "io.containerd.runc.v2"
 pod_annotations = ["tsugiki.dev/*"]
 container_annotations = ["tsugiki.dev/*"]
-[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.%[1]s.options]
+%[3]s[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.%[1]s.options]
 BinaryName = %[2]q
 `
+
+// networkFolder is the folder of the network of a runtime's pods, in the rig.
+const networkFolder = "/etc/cni/%s.d"
 
 // cniConfig is the network of pods: a bridge, as engines make one.
 const cniConfig = `{
@@ -54,13 +57,18 @@ const cniConfig = `{
 func (r *Rig) startContainerd(t testkit.TB, namespace string) {
 	t.Helper()
 	var runtimes strings.Builder
+	files := map[string]string{"/etc/cni/net.d/0-pods.conflist": r.network()}
 	for name, path := range r.Runtimes {
-		fmt.Fprintf(&runtimes, containerdRuntime, name, path)
+		network := ""
+		if list := r.Networks[name]; list != "" {
+			folder := fmt.Sprintf(networkFolder, name)
+			files[filepath.Join(folder, "0-pods.conflist")] = list
+			network = fmt.Sprintf("cni_conf_dir = %q\n", folder)
+		}
+		fmt.Fprintf(&runtimes, containerdRuntime, name, path, network)
 	}
-	r.configure(t, map[string]string{
-		"/etc/containerd/config.toml":    fmt.Sprintf(containerdConfig, r.dir, ImageName, runtimes.String(), r.pluginFolder(t)),
-		"/etc/cni/net.d/0-pods.conflist": r.network(),
-	})
+	files["/etc/containerd/config.toml"] = fmt.Sprintf(containerdConfig, r.dir, ImageName, runtimes.String(), r.pluginFolder(t))
+	r.configure(t, files)
 	r.daemon(t, func() error {
 		_, err := r.run("ctr", "version")
 		return err

@@ -45,6 +45,9 @@ type Options struct {
 	// the standard plugins if it is empty. Plugins are paths of plugins besides the distribution's.
 	Network string
 	Plugins []string
+	// Networks are lists of CNI plugins of pods that have one of the Runtimes, by the runtime's name.
+	// Other runtimes' pods have Network. They are for containerd.
+	Networks map[string]string
 	// Files are what the rig's /etc has besides the machine's, by path.
 	Files map[string]string
 	// Written are the folders that programs of the rig can write without changing the machine's;

@@ -63,7 +63,7 @@ func parse(command string, args []string) (*options, error) {
 		return o, nil
 	}
 	if len(o.classes) == 0 {
-		o.classes = list{"tsugiki"}
+		o.classes = list{"tsugiki", "tsugiki-translate"}
 	}
 	if o.node.Name == "" {
 		return nil, errors.New("--node is missing: the name of this node")
