@@ -27,6 +27,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/tsugiki/tsugiki/api"
+	"github.com/tsugiki/tsugiki/kube/caches"
 	"github.com/tsugiki/tsugiki/kube/cluster"
 	"github.com/tsugiki/tsugiki/kube/grant"
 	"github.com/tsugiki/tsugiki/kube/node"
@@ -149,7 +150,8 @@ func (c *controllers) serve(questions *json.Decoder, answers *json.Encoder) int 
 // manager makes a manager as cmd/tsugiki-kube does.
 func (c *controllers) manager(token string, m *meter, o ctrl.Options) (ctrl.Manager, error) {
 	skip := true
-	o.Scheme, o.Metrics, o.Controller = c.scheme, server.Options{BindAddress: "0"}, config.Controller{SkipNameValidation: &skip}
+	o.Scheme, o.MapperProvider, o.Metrics = c.scheme, caches.Mapper, server.Options{BindAddress: "0"}
+	o.Controller = config.Controller{SkipNameValidation: &skip}
 	return ctrl.NewManager(&rest.Config{
 		Host: c.order.Server, BearerToken: token, TLSClientConfig: rest.TLSClientConfig{CAFile: c.order.CA},
 		QPS: -1, Dial: m.dial, WrapTransport: m.wrap,

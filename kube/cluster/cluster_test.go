@@ -17,6 +17,7 @@ import (
 	"github.com/go-logr/logr"
 
 	"github.com/tsugiki/tsugiki/internal/testkit"
+	"github.com/tsugiki/tsugiki/kube/caches"
 	"github.com/tsugiki/tsugiki/kube/kubetest"
 	"github.com/tsugiki/tsugiki/kube/v1alpha1"
 )
@@ -35,7 +36,7 @@ func start(t *testing.T) (s *kubetest.APIServer, admin client.Client) {
 	admin = s.Deploy()
 	skip := true
 	m, err := ctrl.NewManager(s.Config(kubetest.Token(t, admin, "tsugiki-kube-cluster", "")), ctrl.Options{
-		Scheme: admin.Scheme(), Cache: CacheOptions(), Metrics: server.Options{BindAddress: "0"}, Logger: logr.Discard(),
+		Scheme: admin.Scheme(), Cache: CacheOptions(), MapperProvider: caches.Mapper, Metrics: server.Options{BindAddress: "0"}, Logger: logr.Discard(),
 		Controller: config.Controller{SkipNameValidation: &skip},
 	})
 	if err == nil {

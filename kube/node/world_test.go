@@ -25,6 +25,7 @@ import (
 
 	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/internal/testkit"
+	"github.com/tsugiki/tsugiki/kube/caches"
 	"github.com/tsugiki/tsugiki/kube/cluster"
 	"github.com/tsugiki/tsugiki/kube/grant"
 	"github.com/tsugiki/tsugiki/kube/kubetest"
@@ -85,11 +86,11 @@ func newWorld(t *testing.T) *world {
 }
 
 // manager makes a manager with the permissions of a configuration.
-func (w *world) manager(c *rest.Config, caches cache.Options) ctrl.Manager {
+func (w *world) manager(c *rest.Config, of cache.Options) ctrl.Manager {
 	w.t.Helper()
 	skip := true
 	m, err := ctrl.NewManager(c, ctrl.Options{
-		Scheme: w.admin.Scheme(), Cache: caches, Metrics: server.Options{BindAddress: "0"}, Logger: logr.FromSlogHandler(log.Handler()),
+		Scheme: w.admin.Scheme(), Cache: of, MapperProvider: caches.Mapper, Metrics: server.Options{BindAddress: "0"}, Logger: logr.FromSlogHandler(log.Handler()),
 		Controller: config.Controller{SkipNameValidation: &skip},
 	})
 	if err != nil {

@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
 	"github.com/tsugiki/tsugiki/api"
+	"github.com/tsugiki/tsugiki/kube/caches"
 	"github.com/tsugiki/tsugiki/kube/cluster"
 	"github.com/tsugiki/tsugiki/kube/node"
 	"github.com/tsugiki/tsugiki/kube/v1alpha1"
@@ -28,6 +29,7 @@ func (o *options) manager(m ctrl.Options) (ctrl.Manager, error) {
 	if err := errors.Join(clientgoscheme.AddToScheme(m.Scheme), v1alpha1.AddToScheme(m.Scheme)); err != nil {
 		return nil, err
 	}
+	m.MapperProvider = caches.Mapper
 	m.Metrics = server.Options{BindAddress: o.metrics}
 	m.HealthProbeBindAddress = o.probes
 	mgr, err := ctrl.NewManager(cfg, m)

@@ -2,6 +2,7 @@ package main
 
 import (
 	"errors"
+	"log/slog"
 	"net"
 	"net/netip"
 	"os"
@@ -11,8 +12,13 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/config"
 
+	"github.com/tsugiki/tsugiki/api"
+	"github.com/tsugiki/tsugiki/kube/cluster"
 	"github.com/tsugiki/tsugiki/kube/grant"
+	"github.com/tsugiki/tsugiki/kube/node"
 	"github.com/tsugiki/tsugiki/kube/v1alpha1"
 )
 
@@ -67,6 +73,32 @@ func TestConfig(t *testing.T) {
 	}
 	if _, err := (&options{kubeconfig: file + "x"}).config(); err == nil {
 		t.Error("a file that is not there is no error")
+	}
+}
+
+// No controller asks the API server before it starts: it may be away, which ends neither command.
+func TestManagerAsksNobody(t *testing.T) {
+	file := filepath.Join(t.TempDir(), "config")
+	text := `{apiVersion: v1, kind: Config, current-context: x, clusters: [{name: c, cluster: {server: "http://127.0.0.1:1"}}],
+		contexts: [{name: x, context: {cluster: c, user: u}}], users: [{name: u, user: {token: t}}]}`
+	if err := os.WriteFile(file, []byte(text), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	o := &options{kubeconfig: file, metrics: "0", probes: "0"}
+	again := true // names of controllers are the process's, and the test may run twice
+	skip := config.Controller{SkipNameValidation: &again}
+	m, err := o.manager(ctrl.Options{Cache: node.CacheOptions("n1"), Controller: skip})
+	if err == nil {
+		_, err = node.Add(m, node.Options{Node: grant.Node{Name: "n1"}, Agent: api.Dial(file), Log: slog.Default()})
+	}
+	if err != nil {
+		t.Errorf("node: %v", err)
+	}
+	if m, err = o.manager(ctrl.Options{Cache: cluster.CacheOptions(), Controller: skip}); err == nil {
+		err = cluster.Add(m)
+	}
+	if err != nil {
+		t.Errorf("cluster: %v", err)
 	}
 }
 
