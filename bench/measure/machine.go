@@ -35,7 +35,7 @@ func ThisMachine(congestionControl string) (Machine, error) {
 	if err := unix.SchedGetaffinity(0, &cpus); err != nil {
 		return Machine{}, fmt.Errorf("describe machine: %w", err)
 	}
-	load, err := loadAverage()
+	load, err := LoadAverage()
 	if err != nil {
 		return Machine{}, fmt.Errorf("describe machine: %w", err)
 	}
@@ -48,7 +48,8 @@ func ThisMachine(congestionControl string) (Machine, error) {
 	}, nil
 }
 
-func loadAverage() (load float64, err error) {
+// LoadAverage returns the load average of the last minute.
+func LoadAverage() (load float64, err error) {
 	data, err := os.ReadFile("/proc/loadavg")
 	if err != nil {
 		return 0, err

@@ -334,7 +334,7 @@ func (f *figures) written(ctx context.Context, s *stage, c *change, pods int) er
 		if err != nil {
 			return err
 		}
-		if n := done(s.since(total(&a)), "PATCH pods/status"); n < int64(pods) {
+		if n := done(s.since(total(&a)), "UPDATE pods/status"); n < int64(pods) {
 			return fmt.Errorf("%d of %d conditions are written", n, pods)
 		}
 		m, err := f.server.Metrics()

@@ -112,21 +112,29 @@ func (s *stage) end(all bool) error {
 	if err != nil {
 		return err
 	}
-	s.addTraffic(&after, took, all)
 	m, err := s.f.server.Metrics()
 	if err != nil {
 		return err
 	}
+	s.addTraffic(&after, took, all)
 	s.addServer(m, took, all)
-	return nil
+	return s.addLoad()
 }
 
 // endAway ends a stage at whose end there is no API server.
 func (s *stage) endAway() error {
 	after, err := s.f.fleet.ask(askTraffic)
-	if err == nil {
-		s.addTraffic(&after, time.Since(s.began).Seconds(), true)
+	if err != nil {
+		return err
 	}
+	s.addTraffic(&after, time.Since(s.began).Seconds(), true)
+	return s.addLoad()
+}
+
+// addLoad adds the machine's load at the end of the stage, which others make, too.
+func (s *stage) addLoad() error {
+	load, err := measure.LoadAverage()
+	s.add("load of the machine", "1 minute", "", load)
 	return err
 }
 
@@ -205,6 +213,32 @@ func (s *stage) addServer(after kubetest.Metrics, took float64, all bool) {
 		}
 	}
 	s.add("requests at the API server a second, of anybody", "all", "1/s", sum)
+	s.addFairness(after)
+}
+
+// addFairness adds how long requests have waited in the queues of the API server's priority and fairness,
+// and how many it has turned away, by the level of priority.
+func (s *stage) addFairness(after kubetest.Metrics) {
+	waits, seconds, away := map[string]float64{}, map[string]float64{}, map[string]float64{}
+	for m, times := range map[*kubetest.Metrics]float64{&after: 1, &s.server: -1} {
+		m.Each("apiserver_flowcontrol_request_wait_duration_seconds", func(labels map[string]string, value, sum float64) {
+			waits[labels["priority_level"]] += times * value
+			seconds[labels["priority_level"]] += times * sum
+		})
+		m.Each("apiserver_flowcontrol_rejected_requests_total", func(labels map[string]string, value, _ float64) {
+			away[labels["priority_level"]+": "+labels["reason"]] += times * value
+		})
+	}
+	for _, level := range slices.Sorted(maps.Keys(waits)) {
+		if n := waits[level]; n > 0 {
+			s.add("wait in a queue of priority and fairness", level+": mean", "ms", seconds[level]/n*1000)
+		}
+	}
+	for _, reason := range slices.Sorted(maps.Keys(away)) {
+		if n := away[reason]; n > 0 {
+			s.add("requests turned away by priority and fairness", reason, "", n)
+		}
+	}
 }
 
 // writes is how many requests the API server has had that write, but for leases of nodes.

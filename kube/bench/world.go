@@ -197,7 +197,11 @@ func destination(round int) string { return fmt.Sprintf("10.%d.0.0/16", round) }
 func (w *world) nodesAndPods(ctx context.Context) error {
 	w.tokens = make([]string, w.o.nodes)
 	err := each(ctx, w.o.nodes, func(ctx context.Context, i int) (err error) {
-		if err := w.admin.Create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: nodeName(i)}}); err != nil {
+		node := &corev1.Node{
+			ObjectMeta: metav1.ObjectMeta{Name: nodeName(i)},
+			Status:     corev1.NodeStatus{Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: nodeAddress(i).String()}}},
+		}
+		if err := w.admin.Create(ctx, node); err != nil {
 			return err
 		}
 		w.tokens[i], err = kubetest.MakeToken(ctx, w.admin, "tsugiki-kube-node", nodeName(i))
@@ -222,7 +226,7 @@ func (w *world) nodesAndPods(ctx context.Context) error {
 
 // settle waits until kwok runs all pods, and all endpoints and policies have their status.
 func (w *world) settle(ctx context.Context) error {
-	return poll(ctx, func() error {
+	return pollEach(ctx, settleInterval, func() error {
 		if w.kwok.Ended() {
 			w.t.Fatalf("kwok has ended: %s", strings.TrimSpace(w.kwok.Log()))
 		}
@@ -288,12 +292,16 @@ func (w *world) patch(ctx context.Context, o client.Object, text string) error {
 const (
 	// pollInterval is the pause between two looks.
 	pollInterval = 250 * time.Millisecond
+	// settleInterval is that pause where a look costs the API server much: it reads all pods from etcd.
+	settleInterval = 2 * time.Second
 	// pollLimit is for hangs only.
 	pollLimit = 15 * time.Minute
 )
 
 // poll looks until a check returns nil.
-func poll(ctx context.Context, check func() error) error {
+func poll(ctx context.Context, check func() error) error { return pollEach(ctx, pollInterval, check) }
+
+func pollEach(ctx context.Context, pause time.Duration, check func() error) error {
 	ctx, cancel := context.WithTimeout(ctx, pollLimit)
 	defer cancel()
 	for {
@@ -302,7 +310,7 @@ func poll(ctx context.Context, check func() error) error {
 			return nil
 		}
 		select {
-		case <-time.After(pollInterval):
+		case <-time.After(pause):
 		case <-ctx.Done():
 			return errors.Join(ctx.Err(), err)
 		}
