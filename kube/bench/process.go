@@ -29,6 +29,7 @@ import (
 	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/kube/caches"
 	"github.com/tsugiki/tsugiki/kube/cluster"
+	"github.com/tsugiki/tsugiki/kube/connect"
 	"github.com/tsugiki/tsugiki/kube/grant"
 	"github.com/tsugiki/tsugiki/kube/node"
 	"github.com/tsugiki/tsugiki/kube/v1alpha1"
@@ -152,10 +153,12 @@ func (c *controllers) manager(token string, m *meter, o ctrl.Options) (ctrl.Mana
 	skip := true
 	o.Scheme, o.MapperProvider, o.Metrics = c.scheme, caches.Mapper, server.Options{BindAddress: "0"}
 	o.Controller = config.Controller{SkipNameValidation: &skip}
-	return ctrl.NewManager(&rest.Config{
+	cfg := &rest.Config{
 		Host: c.order.Server, BearerToken: token, TLSClientConfig: rest.TLSClientConfig{CAFile: c.order.CA},
 		QPS: -1, Dial: m.dial, WrapTransport: m.wrap,
-	}, o)
+	}
+	cfg.Wrap(connect.Singly)
+	return ctrl.NewManager(cfg, o)
 }
 
 func (c *controllers) startNode(ctx context.Context, o *nodeOrder, meter *meter) error {

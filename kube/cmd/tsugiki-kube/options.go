@@ -14,6 +14,7 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 
 	"github.com/tsugiki/tsugiki/api"
+	"github.com/tsugiki/tsugiki/kube/connect"
 	"github.com/tsugiki/tsugiki/kube/grant"
 )
 
@@ -93,6 +94,7 @@ func (o *options) config() (c *rest.Config, err error) {
 	}
 	if err == nil {
 		c.QPS = -1
+		c.Wrap(connect.Singly)
 	}
 	return c, err
 }
