@@ -220,10 +220,10 @@ func (n *Node) put(pod *corev1.Pod, k *known, session uint64, g *api.Grant) erro
 
 // anyOf returns the reason of the first container that has one.
 func anyOf(because map[string]string) string {
-	for _, c := range slices.Sorted(maps.Keys(because)) {
-		return because[c]
+	if len(because) == 0 {
+		return ""
 	}
-	return ""
+	return because[slices.Min(slices.Collect(maps.Keys(because)))]
 }
 
 func because(refused string) string {
