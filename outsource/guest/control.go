@@ -31,6 +31,7 @@ type control struct {
 	binding map[uint16]time.Time // see noteBind
 	shared  bool                 // data connections go to one port: see wire.FlagShared
 
+	probe  sync.Mutex               // held for isFree, which takes the port while it looks
 	isFree func(handle uint32) bool // a variable for tests
 }
 
@@ -247,7 +248,12 @@ func (c *control) hasHandle(handle uint32) bool {
 	c.mu.Lock()
 	given := c.given[handle]
 	c.mu.Unlock()
-	return given || !c.isFree(handle)
+	if given {
+		return true
+	}
+	c.probe.Lock()
+	defer c.probe.Unlock()
+	return !c.isFree(handle)
 }
 
 // isFree tells whether no socket has the port of a handle.

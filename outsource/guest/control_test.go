@@ -6,6 +6,7 @@ import (
 	"os"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -43,6 +44,30 @@ func TestMuteHost(t *testing.T) {
 	if _, err := greet(f, fd, time.Millisecond); err == nil || !strings.Contains(err.Error(), "does not answer") {
 		t.Errorf("the host has said: %v", err)
 	}
+}
+
+// TestProbes asks about a handle from many sides at once. A look takes the port, so there is one at a time: another
+// would find the port taken.
+func TestProbes(t *testing.T) {
+	c := newControl()
+	var taken atomic.Bool
+	c.isFree = func(uint32) bool {
+		if !taken.CompareAndSwap(false, true) {
+			return false
+		}
+		time.Sleep(time.Millisecond) // others come meanwhile
+		taken.Store(false)
+		return true
+	}
+	var all sync.WaitGroup
+	for range 10 {
+		all.Go(func() {
+			if c.hasHandle(7) {
+				t.Error("a program has the handle")
+			}
+		})
+	}
+	all.Wait()
 }
 
 // TestGivenHandle has the host ask about a handle before the program has its socket.

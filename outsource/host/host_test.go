@@ -152,6 +152,27 @@ func TestListen(t *testing.T) {
 	f.Close()
 }
 
+// TestSharedPort has two servers share a port (SO_REUSEADDR), of which one listens. The other one can when that
+// has gone, without a word.
+func TestSharedPort(t *testing.T) {
+	r := newRig(t)
+	share := []wire.Option{{Level: unix.SOL_SOCKET, Name: unix.SO_REUSEADDR, Value: []byte{1, 0, 0, 0}}}
+	bind := func(at netip.AddrPort) *wire.Message {
+		m := r.ask(&wire.Message{Op: wire.Bind, Type: unix.SOCK_STREAM, Name: at, Options: share})
+		r.want(m, 0)
+		return m
+	}
+	first := bind(netip.MustParseAddrPort("127.0.0.1:0"))
+	second := bind(first.Name)
+	listen := func(m *wire.Message) *wire.Message {
+		return r.ask(&wire.Message{Op: wire.Listen, Handle: m.Handle, Number: 5})
+	}
+	r.want(listen(first), 0)
+	r.want(listen(second), unix.EADDRINUSE)
+	r.alive = func(handle uint32) bool { return handle != first.Handle }
+	r.want(listen(second), 0)
+}
+
 // TestServerHasGone has a program end without a word. The next one gets its port.
 func TestServerHasGone(t *testing.T) {
 	r := newRig(t)

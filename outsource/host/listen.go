@@ -23,7 +23,7 @@ import (
 //
 // If the guest refuses, the program's queue is full, or the program has gone: its socket is closed
 // without a word to anybody. So the supervisor is asked (wire.Alive). It is also asked when a program
-// finds the port taken.
+// finds the port taken, or that another one listens there.
 
 // The pauses between dials to a listener whose queue is full.
 const (
@@ -41,9 +41,16 @@ func (h *handle) listen(backlog int) error {
 	if !h.in(idle) {
 		return unix.EINVAL
 	}
-	err := finish(h.vm.Engine.Listen(h.program(), int(h.id), backlog))
-	if errors.Is(err, errCarryOn) {
-		err = h.listenAgain(backlog)
+	begin := func() error {
+		err := finish(h.vm.Engine.Listen(h.program(), int(h.id), backlog))
+		if errors.Is(err, errCarryOn) {
+			err = h.listenAgain(backlog)
+		}
+		return err
+	}
+	err := begin()
+	if errors.Is(err, unix.EADDRINUSE) && h.vm.sweep(h) { // one that shares the port listened, and has gone
+		err = begin()
 	}
 	if err != nil {
 		return err

@@ -31,7 +31,6 @@ var guestDifferences = map[string]difference{
 	"progress-pending-v4":      {vsockEvents, "send: -1 ENOTCONN"},
 	"progress-pending-v6":      {vsockEvents, "send: -1 ENOTCONN"},
 	"progress-timeout":         {guestPort, "after getsockname: inet any port zero len 16"},
-	"bind-reuseaddr":           {deadPort, "second listens now: -1 EADDRINUSE"},
 	"bind-loopback-conflict":   {guestWorld, "any address, same port: 0"},
 	"listen-range-v4":          {deadPort, "dial the closed port: dialled"},
 	"listen-range-v6":          {deadPort, "dial the closed port: dialled"},
