@@ -41,7 +41,7 @@ func (s *supervisor) connect(c *caller, k *kind) (answer, error) {
 	if own, err := ownName(k.file); err == nil && k.handle == 0 && own.Addr().Unmap().IsLoopback() {
 		return answer{errno: unix.EINVAL}, nil // as of a socket that is bound to the loopback
 	}
-	waits, err := blocks(k.file)
+	waits, err := s.blocks(k.file)
 	if err != nil {
 		return carryOn, faultOf(err)
 	}
@@ -283,7 +283,7 @@ func (s *supervisor) bind(c *caller, k *kind) (answer, error) {
 	if err == nil {
 		defer unix.Close(file)
 		var waits bool
-		if waits, err = blocks(k.file); err == nil && waits {
+		if waits, err = s.blocks(k.file); err == nil && waits {
 			err = unix.SetNonblock(file, false)
 		}
 	}
@@ -319,7 +319,7 @@ func (s *supervisor) accept(c *caller, k *kind, flags int) (answer, error) {
 	if flags&^(unix.SOCK_NONBLOCK|unix.SOCK_CLOEXEC) != 0 {
 		return answer{errno: unix.EINVAL}, nil
 	}
-	waits, err := blocks(k.file)
+	waits, err := s.blocks(k.file)
 	if err != nil {
 		return answer{}, faultOf(err)
 	}

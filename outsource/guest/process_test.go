@@ -4,6 +4,7 @@ import (
 	"bytes"
 	"errors"
 	"net/netip"
+	"runtime"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -132,4 +133,38 @@ func execute(t *testing.T, code []unix.SockFilter, data map[uint32]uint32) uint3
 	}
 	t.Fatal("the program has no end")
 	return 0
+}
+
+// TestBlocks asks whether a listener's calls wait while calls on it are made that do not, as a second worker's
+// accept(2) is.
+func TestBlocks(t *testing.T) {
+	fd, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(fd)
+	var s supervisor
+	stop, ended := make(chan struct{}), make(chan struct{})
+	go func() {
+		defer close(ended)
+		for {
+			select {
+			case <-stop:
+				return
+			default:
+				_ = s.withoutWaiting(fd, func() error {
+					runtime.Gosched()
+					return nil
+				})
+			}
+		}
+	}()
+	for range 10000 {
+		if waits, err := s.blocks(fd); !waits || err != nil {
+			t.Errorf("its calls wait: %v, %v", waits, err)
+			break
+		}
+	}
+	close(stop)
+	<-ended
 }

@@ -268,7 +268,15 @@ func (c *caller) await(file int, events int16, option, of int, enough func() boo
 	}
 }
 
-// blocks tells whether calls on a file wait.
+// blocks tells whether a program's calls on a file wait. Another call may be in withoutWaiting with the same file,
+// as those of prefork servers are.
+func (s *supervisor) blocks(file int) (bool, error) {
+	s.flags.Lock()
+	defer s.flags.Unlock()
+	return blocks(file)
+}
+
+// blocks tells whether calls on a file wait. The caller holds flags.
 func blocks(file int) (bool, error) {
 	flags, err := unix.FcntlInt(uintptr(file), unix.F_GETFL, 0)
 	return flags&unix.O_NONBLOCK == 0, err
