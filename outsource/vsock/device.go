@@ -182,9 +182,12 @@ func (d *Device) run() (err error) {
 	}
 	var events [64]unix.EpollEvent
 	busy := false
+	handling := d.known.handling()
 	for !d.ending {
 		patience := d.patience(busy)
+		handling.Store(0)
 		n, err := unix.EpollWait(d.epoll, events[:], patience)
+		handling.Store(1)
 		if err != nil && !errors.Is(err, unix.EINTR) {
 			return fmt.Errorf("wait for a guest: %w", err)
 		}
@@ -200,9 +203,10 @@ func (d *Device) run() (err error) {
 		d.expire()
 	}
 	if d.leaving {
-		return d.resetAll()
+		err = d.resetAll()
+		handling.Store(0)
 	}
-	return nil
+	return err
 }
 
 // patience is how long epoll may wait, in milliseconds.

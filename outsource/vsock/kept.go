@@ -24,7 +24,9 @@ import (
 // connection that is reset, or asks for a new one.
 //
 // A guest that ends each process that serves it would end all of them. So a device is given up when
-// startsMax processes have gone on with it and none of them has lasted.
+// faultsMax processes have ended while its thread handled input of its, and none of them has lasted. A process
+// that ends otherwise, and the devices whose threads wait then, are not counted. Nor is the end that a guest
+// brings about on another thread, as in what serves its calls.
 
 // Keeper keeps what a device is made of.
 type Keeper interface {
@@ -35,15 +37,15 @@ type Keeper interface {
 
 const (
 	keptVersion = 1
-	startsMax   = 8
+	faultsMax   = 8
 	lasting     = time.Minute
 )
 
 // errKept says that what was kept makes no device.
 var errKept = errors.New("what is kept of a device is wrong")
 
-// ErrStarts says that a guest has ended too many processes.
-var ErrStarts = fmt.Errorf("%w: %d processes that served it have ended at once", ErrGuest, startsMax)
+// ErrFaults says that a guest has ended too many processes.
+var ErrFaults = fmt.Errorf("%w: %d processes have ended while they handled what it sent", ErrGuest, faultsMax)
 
 // kept is what is kept of a device, besides its files. Their order is: the VMM's connection, the list of
 // connections, memory, kick and call of each ring, the VMM's for replies.
@@ -188,12 +190,11 @@ func count(is bool) int {
 
 // goOn is the first thing that the thread of a resumed device does. The guest's memory may be gone already.
 func (d *Device) goOn(k *kept) error {
-	starts := d.known.starts()
-	if starts.Load() >= startsMax {
-		return ErrStarts
+	faults := d.known.faults()
+	if d.known.handling().Swap(1) != 0 && faults.Add(1) >= faultsMax {
+		return ErrFaults
 	}
-	starts.Add(1)
-	time.AfterFunc(lasting, func() { d.post(func() { starts.Store(0) }) })
+	time.AfterFunc(lasting, func() { d.post(func() { faults.Store(0) }) })
 	for c := range d.known.at {
 		d.refuse(&header{fromPort: c.guest, toPort: c.host, typ: c.typ})
 	}
@@ -229,7 +230,7 @@ func (d *Device) Leave() {
 
 // resetAll ends all connections, and tells the guest so, as far as it has room for that.
 func (d *Device) resetAll() error {
-	d.known.starts().Store(0)
+	d.known.faults().Store(0)
 	for _, c := range d.conns {
 		d.reset(c)
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"io"
 	"sync"
+	"sync/atomic"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -59,7 +60,7 @@ func (k *memoryKeeper) take() ([]byte, []int) {
 	return k.state, files
 }
 
-// stop ends the device as the end of its process does: nobody is told.
+// stop ends the device as the end of its process does while the thread handles input: nobody is told.
 func (d *driver) stop() {
 	d.t.Helper()
 	d.device.post(func() { d.device.ending = true })
@@ -218,21 +219,64 @@ func TestResumeWithoutRoom(t *testing.T) {
 	d.sentinel()
 }
 
-// TestStarts has a guest whose device's processes end soon. In the end no process goes on with it.
-func TestStarts(t *testing.T) {
+// handling opens the word that says whether a process handles the device's input.
+func (k *memoryKeeper) handling() *atomic.Uint32 {
+	k.t.Helper()
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	file, err := unix.FcntlInt(uintptr(k.files[1]), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	l, err := openKnown(file)
+	if err != nil {
+		k.t.Fatal(err)
+	}
+	k.t.Cleanup(l.close)
+	return l.handling()
+}
+
+// TestOthersFaults has a device whose processes end for reasons of others, while its thread waits. It goes on
+// each time.
+func TestOthersFaults(t *testing.T) {
+	d := newDriver(t)
+	k := keepIn(d)
+	d.start()
+	for range 2 * faultsMax {
+		d.sentinel()
+		handling := k.handling()
+		testkit.Eventually(t, func() error {
+			if handling.Load() != 0 {
+				return errors.New("the thread does not wait")
+			}
+			return nil
+		})
+		d.stop()
+		if handling.Load() != 1 {
+			t.Error("a thread that ended while it handled a call does not say so")
+		}
+		handling.Store(0) // as it was while the thread waited
+		d.resume(k)
+	}
+	d.sentinel()
+}
+
+// TestFaults has a guest whose device's processes end soon, while they handle what it sends. In the end no process
+// goes on with it.
+func TestFaults(t *testing.T) {
 	d := newDriver(t)
 	k := keepIn(d)
 	d.start()
 	d.sentinel()
 	d.stop()
-	for range startsMax {
+	for range faultsMax - 1 {
 		d.resume(k)
 		d.sentinel()
 		d.stop()
 	}
 	state, files := k.take()
 	go func() { d.ended <- Resume(state, files, func(*Device) Handler { return d }) }()
-	if err := d.wantEnd(); !errors.Is(err, ErrStarts) || !errors.Is(err, ErrGuest) {
+	if err := d.wantEnd(); !errors.Is(err, ErrFaults) || !errors.Is(err, ErrGuest) {
 		t.Errorf("one more: %v", err)
 	}
 }

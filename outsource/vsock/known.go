@@ -17,8 +17,8 @@ import (
 // that finds no room is not listed.
 //
 // The file has slots of four words: the guest's port, the host's, the type, and whether the slot is used.
-// The first slot is no connection's: its first word is the number of processes that have gone on with
-// the device and have not lasted.
+// The first slot is no connection's: its first word counts processes that have ended while they handled what
+// the guest or its VMM had sent, and the second one says that a process does so.
 type known struct {
 	file  int
 	slots []byte
@@ -78,8 +78,12 @@ func (l *known) word(i int) *atomic.Uint32 { return (*atomic.Uint32)(unsafe.Poin
 
 func (l *known) used(slot int) *atomic.Uint32 { return l.word(slotSize*slot + 12) }
 
-// starts is the number of processes that have gone on with the device and have not lasted.
-func (l *known) starts() *atomic.Uint32 { return l.word(0) }
+// faults is the number of processes that have ended while their thread handled the device's input. None that
+// came after them has lasted.
+func (l *known) faults() *atomic.Uint32 { return l.word(0) }
+
+// handling is 1 while the device's thread handles its input.
+func (l *known) handling() *atomic.Uint32 { return l.word(4) }
 
 // add lists a connection.
 func (l *known) add(k key) {
