@@ -130,7 +130,7 @@ func (h *holder) carry(fd int, own []netip.Addr, log *slog.Logger) error {
 	var conn *os.File
 	var err error
 	if d.raw, err = d.file.SyscallConn(); err == nil {
-		conn = d.connect()
+		conn, _ = d.connect()
 		err = netns.RouteDatagrams(deviceName, deviceMTU, own) // programs begin when they have the route
 	}
 	if err != nil {
@@ -139,6 +139,9 @@ func (h *holder) carry(fd int, own []netip.Addr, log *slog.Logger) error {
 		}
 		d.file.Close()
 		return err
+	}
+	if conn != nil { // what the host has sent meanwhile waits there: the device was not up
+		go d.carryIn(conn)
 	}
 	go d.carryOut()
 	h.device.Store(d)
@@ -199,25 +202,28 @@ func makeDevice(fd int) error {
 // retryAfter is how long datagrams are lost when the host has not answered.
 const retryAfter = time.Second
 
-// connect returns the connection to the host, and makes it if there is none.
-func (d *device) connect() *os.File {
+// dialDatagrams is a variable for tests.
+var dialDatagrams = func() (int, error) { return dial(wire.DatagramPort, helloPatience) }
+
+// connect returns the connection to the host; nil if there is none. It makes it if there was none: then the caller
+// calls carryIn.
+func (d *device) connect() (conn *os.File, made bool) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	if d.conn != nil || time.Since(d.failed) < retryAfter {
-		return d.conn
+		return d.conn, false
 	}
-	fd, err := dial(wire.DatagramPort, helloPatience)
+	fd, err := dialDatagrams()
 	if err == nil {
 		err = unix.SetNonblock(fd, true)
 	}
 	if err != nil {
 		d.failed = time.Now()
 		d.log.Debug("datagrams are lost", "err", err)
-		return nil
+		return nil, false
 	}
 	d.conn = os.NewFile(uintptr(fd), "datagrams")
-	go d.carryIn(d.conn)
-	return d.conn
+	return d.conn, true
 }
 
 // drop ends a connection.
@@ -266,7 +272,11 @@ func (d *device) carryOut() {
 			d.log.Error("datagrams stay in the guest", "err", err)
 			return
 		}
-		if conn := d.connect(); conn != nil && len(frames) > 0 {
+		conn, made := d.connect()
+		if made {
+			go d.carryIn(conn)
+		}
+		if conn != nil && len(frames) > 0 {
 			if _, err := conn.Write(frames); err != nil {
 				d.drop(conn)
 			}
