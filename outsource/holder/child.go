@@ -6,6 +6,7 @@ import (
 	"runtime"
 	"runtime/debug"
 	"syscall"
+	"time"
 	"unsafe"
 
 	"golang.org/x/sys/unix"
@@ -22,6 +23,9 @@ const (
 	ownerFile
 	startedFile // forks.Start waits until it is closed
 )
+
+// acceptAgain is the pause after an owner that could not be accepted.
+const acceptAgain = 100 * time.Millisecond
 
 // IsChild reports whether this process is a holder. Then main calls Child.
 func IsChild() bool { return len(os.Args) == 2 && os.Args[0] == childName }
@@ -118,7 +122,8 @@ func (c *child) order() bool {
 // accept takes the next owner, and tells that one what there is.
 func (c *child) accept() {
 	conn, _, err := unix.Accept4(listenerFile, unix.SOCK_CLOEXEC)
-	if err != nil {
+	if err != nil { // it has no file for it; there may be one later
+		time.Sleep(acceptAgain)
 		return
 	}
 	peer, err := unix.GetsockoptUcred(conn, unix.SOL_SOCKET, unix.SO_PEERCRED)

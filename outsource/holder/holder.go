@@ -20,6 +20,7 @@ package holder
 import (
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"net"
 	"os"
@@ -57,6 +58,7 @@ var (
 	// ErrSilent says that a holder does not answer.
 	ErrSilent  = errors.New("the process that holds files does not answer; somebody may have stopped it")
 	errMessage = errors.New("no message of a holder's")
+	errRefused = errors.New("the process that holds files has not given them")
 )
 
 // Holder is the owner's end of a holder.
@@ -76,6 +78,10 @@ func Start(path string) (*Holder, error) {
 }
 
 func start(path string) (*Holder, error) {
+	path, err := filepath.Abs(path) // the holder is at the root
+	if err != nil {
+		return nil, err
+	}
 	listener, err := listen(path)
 	if err != nil {
 		return nil, err
@@ -140,10 +146,11 @@ func address(path string) (at *unix.SockaddrUnix, done func(), err error) {
 }
 
 // Open becomes the owner of the holder at a path, after the last owner has gone. It returns what the holder
-// holds; the files are the caller's. Without a holder the error is ErrNone, and no socket is left.
+// holds; the files are the caller's. Without a holder the error is ErrNone, and no socket is left. Other errors may
+// pass: the holder is there.
 func Open(path string) (h *Holder, state []byte, files []int, err error) {
 	h, state, files, err = open(path)
-	if errors.Is(err, ErrNone) { // a killed one may have been about to close its socket
+	if errors.Is(err, errRefused) { // it may have been about to end, with its socket
 		h, state, files, err = open(path)
 	}
 	return h, state, files, err
@@ -163,8 +170,10 @@ func open(path string) (h *Holder, state []byte, files []int, err error) {
 	switch {
 	case errors.Is(err, os.ErrDeadlineExceeded):
 		err = ErrSilent
-	case err != nil, n == 0: // it was about to end
-		err = ErrNone
+	case errors.Is(err, unix.ECONNRESET), errors.Is(err, io.EOF), err == nil && n == 0:
+		err = errRefused
+	case err != nil:
+		err = fmt.Errorf("ask for held files: %w", err)
 	case b[0] != keepOrder, n > stateMax, flags&unix.MSG_CTRUNC != 0:
 		err = errMessage
 	default:

@@ -174,6 +174,66 @@ func TestKilled(t *testing.T) {
 	gone(t, third, path)
 }
 
+// A holder whose path is relative leaves no socket.
+func TestRelative(t *testing.T) {
+	t.Chdir(t.TempDir())
+	h := begin(t, "held")
+	if err := h.End(); err != nil {
+		t.Error(err)
+	}
+	gone(t, h, "held")
+}
+
+// A holder that cannot give its files, or not yet, is there.
+func TestShortOfFiles(t *testing.T) {
+	path := filepath.Join(t.TempDir(), "held")
+	h := begin(t, path)
+	file, _ := connection(t)
+	if err := h.Put([]byte("state"), []int{file}); err != nil {
+		t.Fatal(err)
+	}
+	var limit unix.Rlimit
+	if err := unix.Prlimit(h.pid, unix.RLIMIT_NOFILE, nil, &limit); err != nil {
+		t.Fatal(err)
+	}
+	if err := unix.Prlimit(h.pid, unix.RLIMIT_NOFILE, &unix.Rlimit{Max: limit.Max}, nil); err != nil {
+		t.Fatal(err)
+	}
+	h.Close()
+	early, err := dial(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	early.Close()
+	if err := unix.Prlimit(h.pid, unix.RLIMIT_NOFILE, &limit, nil); err != nil {
+		t.Fatal(err)
+	}
+	next, state, files, err := Open(path)
+	if err != nil || string(state) != "state" {
+		t.Fatalf("%q, %v", state, err)
+	}
+	closeAll(files)
+	if err := next.End(); err != nil {
+		t.Error(err)
+	}
+
+	listener, err := listen(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer listener.Close()
+	go func() { // as one does whose sendmsg(2) fails
+		for range 2 {
+			if conn, _, err := unix.Accept4(int(listener.Fd()), unix.SOCK_CLOEXEC); err == nil {
+				unix.Close(conn)
+			}
+		}
+	}()
+	if _, _, _, err := Open(path); !errors.Is(err, errRefused) {
+		t.Errorf("open one that gives nothing: %v", err)
+	}
+}
+
 // A holder that takes no messages does not hold its owner up.
 func TestStopped(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "held")
