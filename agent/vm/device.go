@@ -21,14 +21,16 @@ import (
 // same machine at the same place goes on with the device: its guest's connections end, and new ones work. The
 // holder ends with the VMM, and when the machine ends. One that is killed is replaced.
 
-// The pauses before a holder that has ended is replaced.
+// The pauses before a holder that has ended is replaced. They begin anew after one that has lasted.
 const (
 	holdAgain    = time.Second
 	holdAgainMax = time.Minute
+	holdLasting  = time.Minute
 )
 
-// openTries is how often a holder is asked for its files: this process may be short of them.
-const openTries = 20
+// heldAgain is the pause before a held device is tried again: this process may be short of files or memory, or
+// somebody has stopped the holder.
+const heldAgain = time.Second
 
 // HolderIn returns the path of the socket of a machine's holder, by the machine's name in a run directory.
 func HolderIn(runDir, name string) string { return filepath.Join(runDir, name+".device") }
@@ -50,27 +52,15 @@ func (p placed) Put(state []byte, files []int) error {
 	return p.Holder.Put(append(p.place.label(), state...), files)
 }
 
-// serveHeld serves the device that an earlier process has left, if there is one.
-func (m *Machine) serveHeld() {
-	var h *holder.Holder
-	var state []byte
-	var files []int
-	var err error
-	for range openTries {
-		if h, state, files, err = holder.Open(m.kept); err == nil || errors.Is(err, holder.ErrSilent) {
-			break
-		}
-		if errors.Is(err, holder.ErrNone) {
-			return
-		}
-		select {
-		case <-time.After(acceptAgain):
-		case <-m.ended:
-		}
+// serveHeld serves the device that an earlier process has left, if there is one. After an error the holder has it
+// still, and it is to be tried again.
+func (m *Machine) serveHeld() error {
+	h, state, files, err := holder.Open(m.kept)
+	if errors.Is(err, holder.ErrNone) {
+		return nil
 	}
 	if err != nil {
-		m.container.Log().Error("virtual machine has no sockets until it boots again", "err", err)
-		return
+		return err
 	}
 	state, is := bytes.CutPrefix(state, m.place.label())
 	var peer *unix.Ucred
@@ -83,10 +73,10 @@ func (m *Machine) serveHeld() {
 		}
 		m.container.Log().Warn("the device of a virtual machine that was elsewhere ends", "err", err)
 		m.endHolder(h)
-		return
+		return nil
 	}
 	m.container.Log().Info("virtual machine goes on", "pid", peer.Pid)
-	m.serve(peer, h, func(started func(*vsock.Device) vsock.Handler) error { return vsock.Resume(state, files, started) })
+	return m.serve(peer, h, func(started func(*vsock.Device) vsock.Handler) error { return vsock.Resume(state, files, started) })
 }
 
 // serveNew serves the device of a VMM that has connected.
@@ -101,12 +91,15 @@ func (m *Machine) serveNew(c *net.UnixConn) {
 	if err != nil {
 		m.container.Log().Error("virtual machine will have no sockets after the end of this process", "err", err)
 	}
-	m.serve(peer, h, func(started func(*vsock.Device) vsock.Handler) error { return vsock.Serve(c, m.place.cid, started) })
+	err = m.serve(peer, h, func(started func(*vsock.Device) vsock.Handler) error { return vsock.Serve(c, m.place.cid, started) })
+	if err != nil {
+		m.container.Log().Error("virtual machine has no sockets until it boots again", "err", err)
+	}
 }
 
-// serve serves a VMM's device until it ends. The holder may be nil.
-func (m *Machine) serve(peer *unix.Ucred, h *holder.Holder, serve func(func(*vsock.Device) vsock.Handler) error) {
-	m.boots.Add(1)
+// serve serves a VMM's device until it ends. The holder may be nil. After an error the device was not begun, and the
+// holder, if it has the device, has it still.
+func (m *Machine) serve(peer *unix.Ucred, h *holder.Holder, serve func(func(*vsock.Device) vsock.Handler) error) error {
 	if m.vmm != nil {
 		m.vmm(int(peer.Pid))
 		defer m.vmm(0)
@@ -114,6 +107,7 @@ func (m *Machine) serve(peer *unix.Ucred, h *holder.Holder, serve func(func(*vso
 	var vm *host.VM
 	over, held := make(chan struct{}), make(chan *holder.Holder, 1)
 	err := serve(func(d *vsock.Device) vsock.Handler {
+		m.boots.Add(1)
 		d.Observe(&m.counters, &m.work)
 		go func() { held <- m.hold(d, h, over) }()
 		m.mu.Lock()
@@ -124,10 +118,16 @@ func (m *Machine) serve(peer *unix.Ucred, h *holder.Holder, serve func(func(*vso
 		vm = host.New(m.container.Guest(int(peer.Uid), int(peer.Gid)), d)
 		return vm
 	})
-	if vm != nil {
+	switch {
+	case vm != nil:
 		vm.Close()
 		close(over)
 		h = <-held
+	case !errors.Is(err, vsock.ErrGuest) && !errors.Is(err, vsock.ErrKept):
+		if h != nil {
+			_ = h.Close()
+		}
+		return err
 	}
 	if errors.Is(err, vsock.ErrGuest) {
 		m.faults.Add(1)
@@ -146,6 +146,7 @@ func (m *Machine) serve(peer *unix.Ucred, h *holder.Holder, serve func(func(*vso
 	default:
 		m.endHolder(h)
 	}
+	return nil
 }
 
 func (m *Machine) endHolder(h *holder.Holder) {
@@ -163,11 +164,19 @@ func (m *Machine) endDevice() {
 	}
 }
 
+// forget ends the holder that this process is not the owner of, if there is one.
+func (m *Machine) forget() {
+	if err := Forget(m.kept); err != nil {
+		m.container.Log().Error("end the device of a virtual machine", "err", err)
+	}
+}
+
 // hold has a holder hold a device, and replaces one that ends, until over is closed. It returns the last one,
 // or nil.
 func (m *Machine) hold(d *vsock.Device, h *holder.Holder, over <-chan struct{}) *holder.Holder {
 	for pause := holdAgain; ; pause = min(2*pause, holdAgainMax) {
 		if h != nil {
+			began := time.Now()
 			d.KeepBy(placed{h, m.place})
 			select {
 			case <-over:
@@ -175,6 +184,10 @@ func (m *Machine) hold(d *vsock.Device, h *holder.Holder, over <-chan struct{}) 
 			case <-h.Ended():
 			}
 			h.Close()
+			m.forget() // one that took no messages was let go of, and has what the device was before
+			if time.Since(began) >= holdLasting {
+				pause = holdAgain
+			}
 		}
 		select {
 		case <-over:

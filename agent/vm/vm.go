@@ -198,15 +198,44 @@ func (m *Machine) Serve() error {
 		m.guest.Wait()
 		return err
 	}
-	m.serveHeld()
-	for {
-		c, err := m.listener.AcceptUnix()
-		if errors.Is(err, net.ErrClosed) {
-			return nil
+	m.serveDevices()
+	m.mu.Lock()
+	leaving := m.leaving
+	m.mu.Unlock()
+	if !leaving {
+		m.forget() // of a device that was not served
+	}
+	return nil
+}
+
+// serveDevices serves the device that an earlier process has left, and that of each VMM that connects, until end.
+func (m *Machine) serveDevices() {
+	said := ""
+	held := true // there may be a device that was left
+	for next := time.Now(); ; {
+		if held && !time.Now().Before(next) {
+			err := m.serveHeld()
+			if held = err != nil; held && err.Error() != said {
+				said = err.Error()
+				m.container.Log().Error("virtual machine has no sockets; it is tried again", "err", err)
+			}
+			next = time.Now().Add(heldAgain)
 		}
-		if err != nil { // there may be a file for it later
+		deadline := time.Time{}
+		if held {
+			deadline = next
+		}
+		_ = m.listener.SetDeadline(deadline) // it is closed: so says AcceptUnix
+		c, err := m.listener.AcceptUnix()
+		switch {
+		case errors.Is(err, net.ErrClosed):
+			return
+		case errors.Is(err, os.ErrDeadlineExceeded):
+			continue
+		case err != nil: // there may be a file for it later
 			m.container.Log().Error("accept a VMM", "err", err)
-		} else {
+		default: // it has booted anew: what was left ends
+			held = false
 			m.serveNew(c)
 		}
 		select {

@@ -1,7 +1,10 @@
 package vm
 
 import (
+	"errors"
+	"fmt"
 	"log/slog"
+	"os"
 	"os/exec"
 	"path/filepath"
 	"strings"
@@ -13,6 +16,7 @@ import (
 
 	"github.com/tsugiki/tsugiki/agent/container"
 	"github.com/tsugiki/tsugiki/internal/testkit"
+	"github.com/tsugiki/tsugiki/outsource/holder"
 	"github.com/tsugiki/tsugiki/outsource/stream"
 )
 
@@ -27,14 +31,43 @@ func (l lines) Write(b []byte) (int, error) {
 	return len(b), nil
 }
 
-// TestServeWithoutFiles has a VMM come while the process can open no file. The machine goes on.
+func TestMain(m *testing.M) {
+	if holder.IsChild() {
+		holder.Child()
+	}
+	os.Exit(m.Run())
+}
+
+// TestServeWithoutFiles has a VMM come while the process can open no file. The machine goes on. A device that was
+// left could not be served: it ends with the machine, and is left again if the next process goes on.
 func TestServeWithoutFiles(t *testing.T) {
+	for _, leave := range []bool{false, true} {
+		t.Run(fmt.Sprintf("leave=%v", leave), func(t *testing.T) { serveWithoutFiles(t, leave) })
+	}
+}
+
+func serveWithoutFiles(t *testing.T, leave bool) {
+	kept := filepath.Join(t.TempDir(), "kept")
+	left, err := holder.Start(kept)
+	if err != nil {
+		t.Fatal(err)
+	}
+	files, err := unix.Socketpair(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(files[0])
+	defer unix.Close(files[1])
+	if err := left.Put(nil, files[:1]); err != nil {
+		t.Fatal(err)
+	}
+	left.Close()
 	log := make(lines, 2)
 	l, err := stream.ListenUnix(filepath.Join(t.TempDir(), "v"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	m := &Machine{listener: l, kept: filepath.Join(t.TempDir(), "none"), ended: make(chan struct{}), container: container.New(container.Spec{Log: slog.New(slog.NewTextHandler(log, nil))}, nil)}
+	m := &Machine{listener: l, kept: kept, ended: make(chan struct{}), container: container.New(container.Spec{Log: slog.New(slog.NewTextHandler(log, nil))}, nil)}
 	client, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		t.Fatal(err)
@@ -69,9 +102,28 @@ func TestServeWithoutFiles(t *testing.T) {
 			t.Fatal("the VMM is accepted without a file")
 		}
 	}
-	m.End()
+	if err := unix.Setrlimit(unix.RLIMIT_NOFILE, &limit); err != nil {
+		t.Fatal(err)
+	}
+	if leave {
+		m.Leave()
+	} else {
+		m.End()
+	}
 	if err := <-served; err != nil {
 		t.Error(err)
+	}
+	h, _, held, err := holder.Open(kept)
+	if is := !errors.Is(err, holder.ErrNone); is != leave || is && err != nil {
+		t.Errorf("the device that was left is there: %v, %v", is, err)
+	}
+	for _, file := range held {
+		unix.Close(file)
+	}
+	if h != nil {
+		if err := h.End(); err != nil {
+			t.Error(err)
+		}
 	}
 }
 

@@ -41,8 +41,8 @@ const (
 	lasting     = time.Minute
 )
 
-// errKept says that what was kept makes no device.
-var errKept = errors.New("what is kept of a device is wrong")
+// ErrKept says that what was kept makes no device.
+var ErrKept = errors.New("what is kept of a device is wrong")
 
 // ErrFaults says that a guest has ended too many processes.
 var ErrFaults = fmt.Errorf("%w: %d processes have ended while they handled what it sent", ErrGuest, faultsMax)
@@ -113,7 +113,8 @@ func (d *Device) keep() {
 }
 
 // Resume goes on with the device of another process, which has ended, until the VMM ends, Close or Leave is
-// called, or the guest breaks the rules. It owns the files. started is as in Serve.
+// called, or the guest breaks the rules. It owns the files. started is as in Serve. An error before that is neither
+// ErrKept nor ErrGuest, as of a process that is short of files, leaves the device as it is.
 func Resume(state []byte, files []int, started func(*Device) Handler) error {
 	rest := files
 	take := func() int {
@@ -128,25 +129,28 @@ func Resume(state []byte, files []int, started func(*Device) Handler) error {
 	}()
 	var k kept
 	if err := json.Unmarshal(state, &k); err != nil {
-		return fmt.Errorf("%w: %w", errKept, err)
+		return fmt.Errorf("%w: %w", ErrKept, err)
 	}
 	want := 2 + len(k.Memory)
 	for _, q := range k.Queues {
 		want += count(q.Kick) + count(q.Call)
 	}
 	if want += count(k.Replier); k.Version != keptVersion || len(files) != want || len(k.Memory) > regionsMax {
-		return fmt.Errorf("%w: version %d with %d files", errKept, k.Version, len(files))
+		return fmt.Errorf("%w: version %d with %d files", ErrKept, k.Version, len(files))
 	}
 	f := os.NewFile(uintptr(take()), "vmm")
 	c, err := net.FileConn(f)
 	f.Close()
+	if errors.Is(err, unix.ENOTSOCK) {
+		err = fmt.Errorf("%w: %w", ErrKept, err)
+	}
 	if err != nil {
 		return fmt.Errorf("go on with a device: %w", err)
 	}
 	vmm, is := c.(*net.UnixConn)
 	if !is {
 		c.Close()
-		return fmt.Errorf("%w: the VMM is at %v", errKept, c.RemoteAddr())
+		return fmt.Errorf("%w: the VMM is at %v", ErrKept, c.RemoteAddr())
 	}
 	d := newDevice(vmm, k.CID)
 	if d.known, err = openKnown(take()); err != nil {

@@ -345,7 +345,7 @@ func TestResumeWrong(t *testing.T) {
 			t.Errorf("%s: %d files, and %d before: %v", name, len(after), len(before), err)
 		}
 	}
-	if err := Resume([]byte("x"), nil, nil); !errors.Is(err, errKept) {
+	if err := Resume([]byte("x"), nil, nil); !errors.Is(err, ErrKept) {
 		t.Errorf("no state: %v", err)
 	}
 }

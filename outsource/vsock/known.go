@@ -50,7 +50,7 @@ func openKnown(file int) (*known, error) {
 	var st unix.Stat_t
 	err := unix.Fstat(file, &st)
 	if err == nil && st.Size != knownSize {
-		err = fmt.Errorf("%w: %d bytes", errKept, st.Size)
+		err = fmt.Errorf("%w: %d bytes", ErrKept, st.Size)
 	}
 	var slots []byte
 	if err == nil {
