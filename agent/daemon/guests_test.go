@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"errors"
+	"net"
 	"net/http/httptest"
 	"os"
 	"path/filepath"
@@ -64,6 +65,18 @@ func TestPendingGuest(t *testing.T) {
 	if text := log.String(); !strings.Contains(text, "find the folder of the VMM's socket") || strings.Contains(text, "virtual machine registered") {
 		t.Errorf("its container was made, or nothing said why it was not:\n%s", text)
 	}
+	other, err := net.Listen("unix", d.holderOf("vm")) // of another kind than a holder's: it cannot be asked
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	if code := askRemove(d, "vm"); code != 500 {
+		t.Errorf("DELETE says %d while a holder cannot be ended", code)
+	}
+	if got, err := d.store.get("vm"); d.pending.find("vm") != p || got == nil || err != nil {
+		t.Errorf("its device may be there, and it is not: record %v, %v", got, err)
+	}
+	other.Close()
 	if code := askRemove(d, "vm"); code != 204 {
 		t.Errorf("DELETE says %d", code)
 	}
@@ -121,5 +134,11 @@ func TestPendingGuestsOfOneName(t *testing.T) {
 	}
 	if !l.cancel("vm") || l.cancel("vm") || !two.ended {
 		t.Errorf("%+v", two)
+	}
+	three := &pendingGuest{guest: api.Guest{Name: "vm"}, over: make(chan struct{})}
+	l.add(three)
+	three.end() // it is attached, and about to be dropped
+	if names := l.cancelConfigured(); len(names) > 0 {
+		t.Errorf("%v were not attached", names)
 	}
 }

@@ -85,8 +85,9 @@ func (l *pendingGuests) cancel(name string) bool {
 	return p.end()
 }
 
-// cancelConfigured cancels those of the configuration, and returns their names.
-func (l *pendingGuests) cancelConfigured() (names []string) {
+// cancelConfigured cancels those of the configuration, and returns the names of those that were not attached.
+func (l *pendingGuests) cancelConfigured() (canceled []string) {
+	var names []string
 	l.mu.Lock()
 	for name, p := range l.byName {
 		if p.former == nil {
@@ -95,9 +96,11 @@ func (l *pendingGuests) cancelConfigured() (names []string) {
 	}
 	l.mu.Unlock()
 	for _, name := range names {
-		l.cancel(name)
+		if l.cancel(name) {
+			canceled = append(canceled, name)
+		}
 	}
-	return names
+	return canceled
 }
 
 // attachPatiently attaches a guest. If that fails, it is tried again and again.
@@ -156,7 +159,8 @@ func (d *Daemon) putFormer(r *record) error {
 	return d.store.put(r)
 }
 
-// removePending removes a pending guest; false if there is none. An id, if there is one, is to be the guest's.
+// removePending removes a pending guest; false if there is none. An id, if there is one, is to be the guest's. While
+// the guest's holder does not end, the guest is pending still.
 func (d *Daemon) removePending(name, id string) (was bool, err error) {
 	p := d.pending.find(name)
 	switch {
@@ -164,14 +168,33 @@ func (d *Daemon) removePending(name, id string) (was bool, err error) {
 		return false, nil
 	case p.former == nil:
 		return id == "" && d.find(name) == nil, errConfigured
-	case id != "" && id != p.former.ID, !d.pending.cancel(name):
+	case id != "" && id != p.former.ID:
 		return false, nil
 	}
+	p.mu.Lock() // it is not tried meanwhile
+	defer p.mu.Unlock()
+	if p.ended {
+		return false, nil
+	}
+	if !d.hasName(name) {
+		if err := vm.Forget(d.holderOf(name)); err != nil { // it may wait for the holder
+			return true, err
+		}
+	}
+	p.end()
+	d.pending.drop(p)
 	d.changes.Lock()
 	defer d.changes.Unlock()
 	if d.find(name) != nil || d.leavingIs(name) != nil {
 		return false, nil
 	}
 	d.log.Info("virtual machine, which could not be attached, is removed", "container", name)
-	return true, errors.Join(vm.Forget(d.holderOf(name)), d.store.delete(name))
+	return true, d.store.delete(name)
+}
+
+// hasName tells whether some container, also one that is being removed, has a name.
+func (d *Daemon) hasName(name string) bool {
+	d.changes.Lock()
+	defer d.changes.Unlock()
+	return d.find(name) != nil || d.leavingIs(name) != nil
 }
