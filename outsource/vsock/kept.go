@@ -56,6 +56,7 @@ type kept struct {
 	Memory   []keptRegion
 	Queues   [queueCount]keptQueue
 	Replier  bool
+	Resumed  bool
 }
 
 type keptRegion struct{ Guest, User, Size, Offset uint64 }
@@ -82,7 +83,7 @@ func (d *Device) keep() {
 	if d.keeper == nil {
 		return
 	}
-	state := kept{Version: keptVersion, CID: d.cid, Features: d.features, Replier: d.replier >= 0}
+	state := kept{Version: keptVersion, CID: d.cid, Features: d.features, Replier: d.replier >= 0, Resumed: d.resumed}
 	files := []int{d.vmmFile, d.known.file}
 	for _, r := range d.memory {
 		state.Memory = append(state.Memory, keptRegion{r.guest, r.user, uint64(len(r.data)), r.offset})
@@ -180,7 +181,7 @@ func Resume(state []byte, files []int, started func(*Device) Handler) error {
 	if k.Replier {
 		d.replier = take()
 	}
-	d.features = k.Features
+	d.features, d.resumed = k.Features, k.Resumed
 	d.begin = func() error { return d.goOn(&k) }
 	return d.serve(started)
 }

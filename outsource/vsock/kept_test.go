@@ -219,6 +219,37 @@ func TestResumeWithoutRoom(t *testing.T) {
 	d.sentinel()
 }
 
+// TestResumeBeforeEvent has a process end before it has told a guest that its device is another one. The next one tells
+// it, once.
+func TestResumeBeforeEvent(t *testing.T) {
+	d := newDriver(t)
+	d.start()
+	d.sentinel()
+	if err := d.end(); err != nil {
+		t.Error(err)
+	}
+	closeFiles(append(d.kicks[:], d.calls[:]...))
+	d.serve()
+	k := keepIn(d)
+	d.setUp()
+	d.sentinel()
+	d.stop()
+	d.resume(k)
+	d.offerEvent()
+	for !d.used(eventQueue) {
+		d.wait(eventQueue)
+	}
+	d.seen[eventQueue]++
+	d.sentinel()
+	d.stop()
+	d.resume(k)
+	d.offerEvent()
+	d.sentinel()
+	if d.used(eventQueue) {
+		t.Error("the guest is told twice")
+	}
+}
+
 // handling opens the word that says whether a process handles the device's input.
 func (k *memoryKeeper) handling() *atomic.Uint32 {
 	k.t.Helper()

@@ -184,6 +184,7 @@ func (d *Device) tellReset() error {
 	q.put(&d.chain, size)
 	q.publish()
 	d.resumed = false
+	d.keep()
 	return nil
 }
 
