@@ -201,6 +201,10 @@ func (c *caller) replace(old, file int) error {
 // know it: a thread with descriptors of its own gives it that number. Among those is none of another call's:
 // a duplicate of a socket that is replaced meanwhile would stay in the epolls of its program as long as the
 // thread does. So the thread has nothing but what it takes from this process, and closes that.
+//
+// Among what the thread has not is the epoll of Go's runtime. A cycle of the garbage collector that the thread begins or
+// ends would ask that one, and end the process (netpoll: EBADF). So from CloseRange to its end the thread allocates no
+// memory: errors are bare there.
 func (c *caller) register(file int) error {
 	if len(c.watches) == 0 {
 		return nil
@@ -209,28 +213,44 @@ func (c *caller) register(file int) error {
 	for _, w := range c.watches {
 		top = max(top, w.number+1)
 	}
-	return thread.Do(func() error {
+	number := -1 // which could not be put into its epoll
+	err := thread.Do(func() error {
 		const first, last = 3, math.MaxUint32
 		if err := unix.CloseRange(first, last, unix.CLOSE_RANGE_UNSHARE); err != nil {
-			return fmt.Errorf("have descriptors of our own: %w", err)
-		}
-		defer func() { _ = unix.CloseRange(0, last, 0) }() // it has no other error than EINVAL
-		us, err := pidfd.OpenFD(os.Getpid())
-		if err != nil {
 			return err
 		}
-		number, err := above(int(us), top)
-		if err != nil {
-			return err
-		}
-		us = pidfd.FD(number)
-		for _, w := range c.watches {
-			if err := w.add(us, file, top); err != nil {
-				return fmt.Errorf("put descriptor %d into its epoll: %w", w.number, err)
-			}
-		}
-		return nil
+		err := c.registerAlone(file, top, &number)
+		_ = unix.CloseRange(0, last, 0) // it has no other error than EINVAL
+		return err
 	})
+	switch {
+	case err == nil:
+		return nil
+	case number >= 0:
+		return fmt.Errorf("put descriptor %d into its epoll: %w", number, err)
+	}
+	return fmt.Errorf("have descriptors of our own: %w", err)
+}
+
+// registerAlone is register on the thread that has descriptors of its own. It allocates no memory. number becomes the
+// watched one of which an error is.
+func (c *caller) registerAlone(file, top int, number *int) error {
+	us, err := pidfd.OpenFD(os.Getpid())
+	if err != nil {
+		return err
+	}
+	moved, err := above(int(us), top)
+	if err != nil {
+		return err
+	}
+	for i := range c.watches {
+		w := &c.watches[i]
+		if err := w.add(pidfd.FD(moved), file, top); err != nil {
+			*number = w.number
+			return err
+		}
+	}
+	return nil
 }
 
 // above moves a descriptor of the calling thread to a number from top on.
@@ -239,7 +259,7 @@ func above(fd, top int) (int, error) {
 	return unix.FcntlInt(uintptr(fd), unix.F_DUPFD_CLOEXEC, top)
 }
 
-// add enters a file of a process into the epoll, under its number, which is below top.
+// add enters a file of a process into the epoll, under its number, which is below top. It allocates no memory.
 func (w *watched) add(us pidfd.FD, file, top int) error {
 	var numbers [2]int // of the calling thread
 	for i, theirs := range []int{w.epoll, file} {
