@@ -211,6 +211,29 @@ func TestForeignFiles(t *testing.T) {
 	}
 }
 
+// On a node with the package, containerd's entry is of tsugiki setup. No record, no removal.
+func TestUninstallWithoutRecord(t *testing.T) {
+	o := node(t)
+	engine, err := o.containerd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	change, err := engine.Add("/usr/bin/tsugiki-runtime")
+	if err == nil {
+		err = change.Apply()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := read(t, o.Root)
+	if err := Uninstall(o); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(before, read(t, o.Root)); diff != "" {
+		t.Errorf("something was removed:\n%s", diff)
+	}
+}
+
 // Whoever has containerd configured elsewhere, or an agent's configuration, leaves these out.
 func TestInstallProgramsAlone(t *testing.T) {
 	o := node(t)
