@@ -51,7 +51,8 @@ func (o *Options) remove(name string) error {
 }
 
 // Install writes what the options say. What is there already stays untouched, so that a second call
-// changes nothing. Files of an earlier installation that are no more in the image are removed.
+// changes nothing. Files of an earlier installation that are no more in the image are removed. If
+// containerd's configuration cannot be changed, the first call fails; a later one says so in the log alone.
 func Install(o Options) error {
 	list, err := files(filepath.Join("/", o.Image, Prefix))
 	if err != nil {
@@ -66,6 +67,11 @@ func Install(o Options) error {
 		return err
 	}
 	change, err := o.addRuntime()
+	if len(before.Files) > 0 && err != nil {
+		// containerd may know the runtime, whatever its file has become, and pods wait for the agent.
+		o.Log.Error("containerd's configuration stays as it is", "err", err)
+		change, err = setup.Change{}, nil
+	}
 	if err != nil {
 		return err
 	}
