@@ -38,7 +38,7 @@ type Engine struct {
 // Engines returns the engines that setup knows.
 func Engines() []Engine {
 	return []Engine{
-		{"containerd", "/etc/containerd/config.toml", "systemctl restart containerd", addContainerd, cutBlock},
+		{"containerd", "/etc/containerd/config.toml", "systemctl restart containerd", addContainerd, removeContainerd},
 		{"crio", "/etc/crio/crio.conf.d/60-tsugiki.conf", "systemctl restart crio", ownFile(crioText), cutBlock},
 		{"docker", "/etc/docker/daemon.json", "systemctl reload docker", addDocker, removeDocker},
 		{"podman", "/etc/containers/containers.conf.d/60-tsugiki.conf", "", ownFile(podmanText), cutBlock},

@@ -3,6 +3,8 @@ package setup
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
 	"strings"
@@ -183,6 +185,120 @@ func TestContainerdKeepsRunc(t *testing.T) {
 		if got := strings.Count(string(c.After), ".containerd.runtimes.runc]"); err != nil || got != want {
 			t.Errorf("%q: runc is there %d times, want %d: %v\n%s", text, got, want, err, c.After)
 		}
+	}
+}
+
+// kubeadm is what kubeadm's documents have in containerd's configuration, in both versions.
+const (
+	kubeadm2 = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc]\n  runtime_type = \"io.containerd.runc.v2\"\n" +
+		"  [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc.options]\n    SystemdCgroup = true\n"
+	kubeadm3 = "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]\n  runtime_type = 'io.containerd.runc.v2'\n" +
+		"  base_runtime_spec = '/etc/spec.json'\n" +
+		"  [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]\n    BinaryName = '/usr/bin/crun'\n    NoPivotRoot = false\n    Root = '/run/r\\u'\n    SystemdCgroup = true\n"
+)
+
+// tables returns the runtimes of containerd's configuration.
+func tables(t *testing.T, text string) map[string]map[string]any {
+	t.Helper()
+	c, err := readContainerd([]byte(text))
+	if err != nil {
+		t.Fatalf("%v\n%s", err, text)
+	}
+	return c.runtimes
+}
+
+// Where systemd makes the cgroups of pods, it does so for those of our runtime, too. What an earlier
+// setup has written is renewed.
+func TestContainerdHasTheOptionsOfTheDefault(t *testing.T) {
+	const nvidia = "[plugins.\"io.containerd.grpc.v1.cri\".containerd]\n  default_runtime_name = \"nvidia\"\n" +
+		"[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.nvidia]\n  runtime_type = %s\n" +
+		"  [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.nvidia.options]\n    ShimCgroup = \"/nv\"\n"
+	for name, tt := range map[string]struct {
+		text    string
+		base    any
+		options map[string]any
+	}{
+		"kubeadm":           {text: kubeadm2, options: map[string]any{"SystemdCgroup": true}},
+		"version 3":         {text: kubeadm3, base: "/etc/spec.json", options: map[string]any{"SystemdCgroup": true, "Root": `/run/r\u`}},
+		"another default":   {text: kubeadm2 + strings.Replace(nvidia, "%s", `"io.containerd.runc.v2"`, 1), options: map[string]any{"ShimCgroup": "/nv"}},
+		"one of other kind": {text: kubeadm2 + strings.Replace(nvidia, "%s", `"io.containerd.kata.v2"`, 1), options: map[string]any{"SystemdCgroup": true}},
+		"no runtime":        {text: "version = 2\n", options: map[string]any{}},
+	} {
+		c, err := readContainerd([]byte(tt.text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		older := fmt.Sprintf("[plugins.%q.containerd.runtimes.tsugiki]\n  runtime_type = \"io.containerd.runc.v2\"\n"+
+			"  [plugins.%q.containerd.runtimes.tsugiki.options]\n    BinaryName = %q\n", c.plugin, c.plugin, runtime)
+		unmarked := tt.text + older + "[plugins.a]\n  b = 1\n"
+		for _, before := range []string{tt.text, tt.text + "\n" + string(block(older)), unmarked} {
+			e := at(t, "containerd", before)
+			apply(t, func() (Change, error) { return e.Add(runtime) })
+			got := tables(t, content(e))["tsugiki"]
+			want := maps.Clone(tt.options)
+			want["BinaryName"] = runtime
+			if diff := cmp.Diff(want, got["options"]); diff != "" || got["base_runtime_spec"] != tt.base || got["pod_annotations"] == nil {
+				t.Errorf("%s: %v (-want +got):\n%s\n%s", name, got, diff, content(e))
+			}
+			if c, err := e.Add(runtime); err != nil || !c.IsNone() {
+				t.Errorf("%s, a second time: %v\n%s", name, err, c.Diff())
+			}
+			apply(t, e.Remove)
+			if now := tables(t, content(e)); now["tsugiki"] != nil || !strings.HasPrefix(content(e), tt.text) {
+				t.Errorf("%s: after that it is\n%s", name, content(e))
+			}
+		}
+	}
+}
+
+// A tool that writes the file anew drops comments, and so our lines. The table is ours by its content.
+func TestContainerdWithoutComments(t *testing.T) {
+	for _, text := range []string{kubeadm2, kubeadm3, "version = 2\n"} {
+		e := at(t, "containerd", text)
+		apply(t, func() (Change, error) { return e.Add(runtime) })
+		var all map[string]any
+		if err := toml.Unmarshal([]byte(content(e)), &all); err != nil {
+			t.Fatal(err)
+		}
+		rewritten, err := toml.Marshal(all)
+		if err != nil || strings.Contains(string(rewritten), "#") {
+			t.Fatalf("%v\n%s", err, rewritten)
+		}
+		if err := os.WriteFile(e.File, rewritten, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if c, err := e.Add(runtime); err != nil || !c.IsNone() {
+			t.Errorf("%q: %v\n%s", text, err, c.Diff())
+		}
+		if _, err := e.Add("/opt/other"); !errors.Is(err, ErrForeign) {
+			t.Errorf("%q: another program: %v", text, err)
+		}
+	}
+}
+
+// Options of runc that the administrator has added since need the table of runc, which the block has.
+func TestContainerdKeepsTypes(t *testing.T) {
+	e := at(t, "containerd", "version = 2\n")
+	apply(t, func() (Change, error) { return e.Add(runtime) })
+	added := content(e) + "[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc.options]\n  SystemdCgroup = true\n"
+	if err := os.WriteFile(e.File, []byte(added), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	apply(t, func() (Change, error) { return e.Add(runtime) })
+	for name, r := range tables(t, content(e)) {
+		if options, _ := r["options"].(map[string]any); r["runtime_type"] != runcType || options["SystemdCgroup"] != true {
+			t.Errorf("%s is %v in\n%s", name, r, content(e))
+		}
+	}
+	apply(t, e.Remove)
+	if now := tables(t, content(e)); len(now) != 1 || now["runc"]["runtime_type"] != runcType {
+		t.Errorf("after that it is\n%s", content(e))
+	}
+	// What is within the block goes with it. A runtime that would have no type then stops that.
+	foreign := "version = 2\n\n" + string(block("[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.x]\nruntime_type = \"y\"\n")) +
+		"[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.x.options]\n"
+	if c, err := at(t, "containerd", foreign).Remove(); err == nil || !strings.Contains(err.Error(), "runtime x would have no runtime_type") {
+		t.Errorf("%v\n%s", err, c.Diff())
 	}
 }
 

@@ -23,6 +23,9 @@ import (
 // Prefix is the folder of the programs, in the image and on the node.
 const Prefix = "/opt/tsugiki"
 
+// Runtime is the program that containerd calls, on the node.
+const Runtime = Prefix + "/bin/tsugiki-runtime"
+
 // agentConfig is the agent's configuration on the node, which tsugiki-runtime reads, too.
 const agentConfig = "/etc/tsugiki/agent.toml"
 
@@ -48,7 +51,8 @@ func (o *Options) remove(name string) error {
 }
 
 // Install writes what the options say. What is there already stays untouched, so that a second call
-// changes nothing. Files of an earlier installation that are no more in the image are removed.
+// changes nothing. Files of an earlier installation that are no more in the image are removed. If
+// containerd's configuration cannot be changed, the first call fails; a later one says so in the log alone.
 func Install(o Options) error {
 	list, err := files(filepath.Join("/", o.Image, Prefix))
 	if err != nil {
@@ -63,6 +67,11 @@ func Install(o Options) error {
 		return err
 	}
 	change, err := o.addRuntime()
+	if len(before.Files) > 0 && err != nil {
+		// containerd may know the runtime, whatever its file has become, and pods wait for the agent.
+		o.Log.Error("containerd's configuration stays as it is", "err", err)
+		change, err = setup.Change{}, nil
+	}
 	if err != nil {
 		return err
 	}
@@ -162,11 +171,24 @@ func (o *Options) addRuntime() (setup.Change, error) {
 	if err != nil {
 		return setup.Change{}, err
 	}
-	return engine.Add(filepath.Join(Prefix, "bin", "tsugiki-runtime"))
+	return engine.Add(Runtime)
 }
 
-// Uninstall removes what Install has written. A configuration that was changed since then stays.
+// Installed tells whether the node has an installation, or a part of one, that Uninstall removes.
+func (o *Options) Installed() (bool, error) {
+	_, err := os.Stat(o.node(filepath.Join(Prefix, recordFile)))
+	if errors.Is(err, fs.ErrNotExist) {
+		return false, nil
+	}
+	return err == nil, err
+}
+
+// Uninstall removes what Install has written. A configuration that was changed since then stays. Without a
+// record it does nothing: what is there is of somebody else.
 func Uninstall(o Options) error {
+	if is, err := o.Installed(); err != nil || !is {
+		return err
+	}
 	r, err := o.readRecord()
 	if err != nil {
 		return err

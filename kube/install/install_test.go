@@ -211,6 +211,49 @@ func TestForeignFiles(t *testing.T) {
 	}
 }
 
+// The agent of a node that has the programs does not wait for whoever repairs containerd's file.
+func TestInstallGoesOnWithoutContainerd(t *testing.T) {
+	o := node(t)
+	foreign := map[string]string{o.Containerd: "version ="}
+	tree(t, o.Root, foreign)
+	if err := Install(o); err == nil {
+		t.Error("the first time, nothing has failed")
+	}
+	tree(t, o.Root, map[string]string{o.Containerd: containerdText})
+	install(t, o)
+	tree(t, o.Root, foreign)
+	tree(t, o.Image, map[string]string{Prefix + "/bin/tsugiki": "2"})
+	var said strings.Builder
+	o.Log = slog.New(slog.NewTextHandler(&said, nil))
+	install(t, o)
+	if now := read(t, o.Root); now[Prefix+"/bin/tsugiki"] != "2" || now[o.Containerd] != foreign[o.Containerd] || !strings.Contains(said.String(), "level=ERROR") {
+		t.Errorf("%q, and the log is %q", now, said.String())
+	}
+}
+
+// On a node with the package, containerd's entry is of tsugiki setup. No record, no removal.
+func TestUninstallWithoutRecord(t *testing.T) {
+	o := node(t)
+	engine, err := o.containerd()
+	if err != nil {
+		t.Fatal(err)
+	}
+	change, err := engine.Add("/usr/bin/tsugiki-runtime")
+	if err == nil {
+		err = change.Apply()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	before := read(t, o.Root)
+	if err := Uninstall(o); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(before, read(t, o.Root)); diff != "" {
+		t.Errorf("something was removed:\n%s", diff)
+	}
+}
+
 // Whoever has containerd configured elsewhere, or an agent's configuration, leaves these out.
 func TestInstallProgramsAlone(t *testing.T) {
 	o := node(t)

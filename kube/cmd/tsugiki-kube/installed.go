@@ -179,10 +179,15 @@ func runRemove(args []string) error {
 	if err := f.parse(args); err != nil {
 		return err
 	}
-	if _, err := api.Dial("").Containers(); err == nil {
-		return errors.New("the agent runs on this node: delete the DaemonSet tsugiki-kube-node first")
+	o := install.Options{Containerd: f.containerd, Log: slog.Default()}
+	if is, err := o.Installed(); err != nil || !is {
+		slog.Info("tsugiki-kube has installed nothing on this node, and removes nothing")
+		return err
 	}
-	if err := noContainers(filepath.Join(api.RunDir, "runtime")); err != nil {
+	if err := noAgent(api.Dial("")); err != nil {
+		return err
+	}
+	if err := errors.Join(noContainers(filepath.Join(api.RunDir, "runtime")), noProcesses("/proc", install.Prefix+"/bin/"), f.noPods()); err != nil {
 		return err
 	}
 	if err := host.Clear(); err != nil {
@@ -193,10 +198,53 @@ func runRemove(args []string) error {
 			return fmt.Errorf("remove the kernel programs: %w: %s", err, out)
 		}
 	}
-	if err := install.Uninstall(install.Options{Containerd: f.containerd, Log: slog.Default()}); err != nil {
+	// The record goes last: without it, a second call would do nothing.
+	if err := errors.Join(os.RemoveAll(api.RunDir), os.RemoveAll(stateDir)); err != nil {
 		return err
 	}
-	return errors.Join(os.RemoveAll(api.RunDir), os.RemoveAll(stateDir))
+	return install.Uninstall(o)
+}
+
+// noAgent returns an error unless nobody listens at the agent's socket. An agent that gives no answer, or
+// a bad one, has containers nevertheless.
+func noAgent(agent *api.Client) error {
+	switch _, err := agent.Containers(); {
+	case err == nil:
+		return errors.New("the agent runs on this node: delete the DaemonSet tsugiki-kube-node first")
+	case !errors.Is(err, api.ErrNoAgent):
+		return fmt.Errorf("the agent of this node may still run: %w", err)
+	}
+	return nil
+}
+
+// noPods returns an error that names the pods of the node that need the runtime, if there are any.
+func (f *nodeFlags) noPods() error {
+	ctx, cancel := context.WithTimeout(context.Background(), askLimit)
+	defer cancel()
+	names, err := host.PodsOf(ctx, f.socket, handler, install.Runtime)
+	if err != nil || len(names) == 0 {
+		return err
+	}
+	return fmt.Errorf("pods of the RuntimeClass tsugiki still run on this node: delete them, and this is tried again (%s)", strings.Join(names, ", "))
+}
+
+// noProcesses returns an error that names the processes that run a program of a folder, if there are any:
+// tsugiki run is one for each container of its own. Processes that end meanwhile do not count.
+func noProcesses(proc, folder string) error {
+	links, err := filepath.Glob(filepath.Join(proc, "[0-9]*", "exe"))
+	if err != nil {
+		return err
+	}
+	var found []string
+	for _, link := range links {
+		if program, err := os.Readlink(link); err == nil && strings.HasPrefix(program, folder) {
+			found = append(found, fmt.Sprintf("%s as process %s", program, filepath.Base(filepath.Dir(link))))
+		}
+	}
+	if len(found) == 0 {
+		return nil
+	}
+	return fmt.Errorf("programs of Tsugiki still run on this node: end them, and this is tried again (%s)", strings.Join(found, ", "))
 }
 
 // noContainers returns an error that names the grafted containers of the node, if there are any.

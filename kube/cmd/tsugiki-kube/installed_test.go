@@ -1,10 +1,14 @@
 package main
 
 import (
+	"fmt"
+	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"github.com/tsugiki/tsugiki/api"
 )
 
 func TestNoContainers(t *testing.T) {
@@ -19,6 +23,45 @@ func TestNoContainers(t *testing.T) {
 	}
 	if err := noContainers(dir); err == nil || !strings.HasSuffix(err.Error(), "(shop.web.main, 2.json)") {
 		t.Errorf("two containers: %v", err)
+	}
+}
+
+// An agent that gives no answer is one.
+func TestNoAgent(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "a.sock")
+	if err := noAgent(api.Dial(socket)); err != nil {
+		t.Errorf("no socket: %v", err)
+	}
+	l, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	go func() {
+		for {
+			c, err := l.Accept()
+			if err != nil {
+				return
+			}
+			c.Close() // as an agent that crashes
+		}
+	}()
+	if err := noAgent(api.Dial(socket)); err == nil || !strings.Contains(err.Error(), "may still run") {
+		t.Errorf("no answer: %v", err)
+	}
+}
+
+func TestNoProcesses(t *testing.T) {
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := noProcesses("/proc", filepath.Dir(self)+"/none/"); err != nil {
+		t.Error(err)
+	}
+	want := fmt.Sprintf("%s as process %d", self, os.Getpid())
+	if err := noProcesses("/proc", filepath.Dir(self)+"/"); err == nil || !strings.Contains(err.Error(), want) {
+		t.Errorf("%v, want %s", err, want)
 	}
 }
 

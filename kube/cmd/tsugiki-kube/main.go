@@ -32,8 +32,8 @@ These are for containers of the DaemonSet, which has the programs of Tsugiki in 
       starts the node's agent, and first the unit of systemd if containerd does not know the runtime
   tsugiki-kube ready [--containerd SOCKET]
       tells whether the agent answers, and containerd knows the runtime
-  tsugiki-kube uninstall [--containerd-config FILE]
-      removes all of that from the node
+  tsugiki-kube uninstall [--containerd SOCKET] [--containerd-config FILE]
+      removes all of that from the node, once no pod needs it
   tsugiki-kube wait
       waits until the pod ends
 `
