@@ -121,20 +121,24 @@ func (e *Enforcement) End() {
 	e.opened.end()
 	_ = e.rows.clear()
 	e.set.use()
-	ending.Add(1)
+	ending.RLock()
 	go func() {
-		defer ending.Done()
+		defer ending.RUnlock()
 		_ = e.set.clear(e.id)
 		_ = e.set.leave()
 	}()
 }
 
-// ending counts the work that End has begun.
-var ending sync.WaitGroup
+// ending is held for reading by the work that End has begun. A sync.WaitGroup would panic: containers end while
+// others settle.
+var ending sync.RWMutex
 
 // Settle waits until all work that End has begun is done. If the process ends before, unused tables
 // may remain until their set goes.
-func Settle() { ending.Wait() }
+func Settle() {
+	ending.Lock()
+	ending.Unlock() //nolint:staticcheck // all of it is done
+}
 
 // ForgetKilled does the work of End for the container of a killed process of this version. It needs
 // CAP_SYS_ADMIN.
