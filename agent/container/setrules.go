@@ -108,6 +108,9 @@ func (c *Container) CheckRules(want *rules.Rules) error {
 // wanted returns what the container will have with other rules. Endpoints that stay as they are stay
 // the same ones.
 func (c *Container) wanted(want *rules.Rules) (*next, error) {
+	if err := c.checkKind(want); err != nil {
+		return nil, err
+	}
 	before := c.endpoints.Load()
 	n := &next{given: c.given.Load().clone(), places: map[string]*place{}}
 	for _, ep := range want.Endpoints.All() {

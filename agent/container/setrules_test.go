@@ -209,6 +209,13 @@ func TestSetRulesRefuses(t *testing.T) {
 	needsTraps := func(err error) bool { return errors.Is(err, ErrUntrapped) }
 	hostHasNot := func(err error) bool { return errors.As(err, &host) }
 	contradicts := func(err error) bool { return errors.Is(err, policy.ErrRule) }
+	needsNew := func(err error) bool { return errors.Is(err, ErrNew) }
+	translated := func(resolver string) api.Rules {
+		return api.Rules{
+			Endpoints: []string{"six type ipv6 addr :: port dynamic"}, Ingress: []string{"0.0.0.0:80=six"}, Egress: []string{"2001:db8::/32=six"}, Translate: &api.Translate{DNS: []string{resolver}},
+		}
+	}
+	less := func(r api.Rules) api.Rules { r.Ingress = nil; return r }
 	served := ruled([]string{webA}, []string{"0.0.0.0:80=web"})
 	routed := ruled([]string{out}, nil, "0.0.0.0/0=out")
 	for _, tt := range []struct {
@@ -228,6 +235,12 @@ func TestSetRulesRefuses(t *testing.T) {
 		{"a unix socket", routed, ruled([]string{"u type unix path /u"}, nil, "10.0.0.0/8=u"), true, needsTraps, "leads to a unix socket"},
 		{"port 0", ruled([]string{webA}, []string{"0.0.0.0:80=web"}), ruled([]string{webA}, []string{"0.0.0.0:0=web"}), true, needsTraps, "is for port 0"},
 		{"own with a loopback", served, ruled([]string{webA}, []string{"0.0.0.0:80+own=web"}), true, nil, ""},
+		{"another mode", served, api.Rules{Mode: "seccomp", Endpoints: served.Endpoints, Ingress: served.Ingress}, false, needsNew, "the mode cannot change"},
+		{"translation", served, translated("198.51.100.53:53"), true, needsNew, "the translation cannot change"},
+		{"another translation", translated("198.51.100.54:53"), translated("198.51.100.53:53"), true, needsNew, "the translation cannot change"},
+		{"the same translation", translated("198.51.100.53:53"), less(translated("198.51.100.53:53")), true, nil, ""},
+		{"translation no more", translated("198.51.100.53:53"), ruled([]string{webA}, []string{"0.0.0.0:80=web"}), true, nil, ""},
+		{"sources where IPv4 is translated", translated("198.51.100.53:53"), ruled([]string{webA}, []string{"0.0.0.0:80+from:10.0.0.0/8=web"}), true, needsNew, "sources cannot be checked"},
 		{"no address", served, ruled([]string{"web type ipv4 addr 203.0.113.77 port 80"}, []string{"0.0.0.0:80=web"}), false, hostHasNot, "the host has no address 203.0.113.77"},
 		{"no namespace", served, ruled([]string{"web type ipv4 addr 0.0.0.0 port 80 netns /nothing"}, []string{"0.0.0.0:80=web"}), false, hostHasNot, "/nothing"},
 		{"two for one", served, ruled([]string{webA, other}, []string{"0.0.0.0:80=web", "0.0.0.0:80=other"}), false, contradicts, "overlap"},

@@ -116,8 +116,11 @@ func (d *Daemon) followGrant(m *managed) (followed, error) {
 		want = g.Containers[m.Pod.Container]
 	}
 	f, err := m.follow(want)
+	if want.Mode != "" && want.Mode != m.Mode {
+		f.needsNew("mode: "+want.Mode, "the mode cannot change")
+	}
 	if retranslates(m.Translate, want) {
-		f.restart = append(f.restart, restartTranslate)
+		f.needsNew(restartTranslate, "the translation cannot change")
 	}
 	return f, err
 }

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"reflect"
 	"strconv"
 	"strings"
 
@@ -33,6 +34,9 @@ type Translation struct {
 const resolversMax = 8
 
 // text returns the translation as a text. Its address is that of an egress rule.
+// Equal tells whether IPv4 is translated in one way, with the same resolvers in the same order. Both may be nil.
+func (t *Translation) Equal(o *Translation) bool { return reflect.DeepEqual(t.text(), o.text()) }
+
 func (t *Translation) text() *api.Translate {
 	if t == nil {
 		return nil
