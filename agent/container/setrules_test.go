@@ -148,6 +148,12 @@ func TestSetRules(t *testing.T) {
 // Whoever takes the container over has the rules that were about to be in force, with their numbers; from
 // the state as the store keeps it.
 func TestRestoredRules(t *testing.T) {
+	t.Run("own withdrawn", func(t *testing.T) {
+		testRestored(t, "0.0.0.0:80/tcp+own=web", "0.0.0.0:80/tcp=web", "0.0.0.0:80/tcp+own+from:10.0.0.0/8=web", "0.0.0.0:80/tcp+own=web")
+	})
+	t.Run("own added", func(t *testing.T) {
+		testRestored(t, "0.0.0.0:80/tcp=web", "0.0.0.0:80/tcp+own=web", "0.0.0.0:80/tcp+from:10.0.0.0/8=web")
+	})
 	c, o := made(t, ruled([]string{webA, out}, []string{"0.0.0.0:80=web"}, "10.0.0.0/8=out"))
 	for _, texts := range []api.Rules{
 		ruled([]string{webA, out}, []string{"0.0.0.0:80+from:10.0.0.0/8=web"}, "10.0.0.0/8=out"),
@@ -191,6 +197,8 @@ func TestRestoredRules(t *testing.T) {
 	for text, state := range map[string]State{
 		"ingress rule 2 has gone, and there are 1":    {Gone: []int{2}},
 		"ingress rule 0 has gone":                     {Gone: []int{0}},
+		"ingress rule 2 of the container's start":     {Own: []int{2}},
+		"ingress rule 0 of the container's start":     {Own: []int{0}},
 		"sources of 2 ingress rules, and there are 1": {From: []string{"", ""}},
 		"bad endpoint":  {Added: []RuleText{{"0.0.0.0:81=x", "x"}}},
 		"no IP address": {Added: []RuleText{{"x:81=other", other}}},
@@ -198,6 +206,62 @@ func TestRestoredRules(t *testing.T) {
 	} {
 		if _, err := restored(&state, &c.spec); err == nil || !strings.Contains(err.Error(), text) {
 			t.Errorf("%+v: %v, want %s", state, err, text)
+		}
+	}
+}
+
+// testRestored replaces the only rule of a container whose calls are not trapped, and reads each saved state.
+func testRestored(t *testing.T, first string, then ...string) {
+	c, _ := checked(t, ruled([]string{webA}, []string{first}), true)
+	for _, in := range then {
+		want := parsed(t, ruled([]string{webA}, []string{in}))
+		n, err := c.wanted(&want)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var s, state State
+		n.given.note(&s, &c.spec)
+		text, err := json.Marshal(s)
+		if err == nil {
+			err = json.Unmarshal(text, &state)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		g, err := restored(&state, &c.spec)
+		if err != nil || !g.equals(n.given) || len(g.ingress) != 1 {
+			t.Errorf("%s: %+v\nis restored as %+v, %v\nof %s", in, n.given, g, err, text)
+		}
+	}
+}
+
+// Of a rule that has gone the record has no sources; they come back with the rule.
+func TestSourcesOfGoneRules(t *testing.T) {
+	const in = "0.0.0.0:%d+from:10.11.12.0/24+from:10.11.13.0/24=web"
+	c, _ := checked(t, ruled([]string{webA}, []string{fmt.Sprintf(in, 80)}), false)
+	for _, port := range []int{81, 82, 80} {
+		want := parsed(t, ruled([]string{webA}, []string{fmt.Sprintf(in, port)}))
+		n, err := c.wanted(&want)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.given.Store(n.given)
+		var s State
+		n.given.note(&s, &c.spec)
+		text, err := json.Marshal(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		most := 1
+		if port == 80 {
+			most = 0 // they are those of the Spec
+		}
+		if got := strings.Count(string(text), "10.11.12.0"); got != most {
+			t.Errorf("port %d: sources are there %d times, want %d: %s", port, got, most, text)
+		}
+		g, err := restored(&s, &c.spec)
+		if err != nil || !g.equals(n.given) {
+			t.Errorf("port %d: %+v is restored as %+v, %v", port, n.given, g, err)
 		}
 	}
 }
@@ -275,10 +339,16 @@ func TestSetRulesRefuses(t *testing.T) {
 
 // A container gets so many ingress rules in its life, since none of their numbers is used for another.
 func TestSetRulesMost(t *testing.T) {
+	testSetRulesMost(t, addedMax, false)
+	testSetRulesMost(t, addedMaxGranted, true)
+}
+
+func testSetRulesMost(t *testing.T, most int, granted bool) {
 	c, o := checked(t, ruled([]string{webA}, []string{"0.0.0.0:80=web"}), false)
 	o.fails = errStop
 	g := c.given.Load().clone()
-	for i := range addedMax {
+	c.spec.Granted = granted
+	for i := range most {
 		r := g.ingress[0]
 		r.Ports.First, r.Ports.Last = uint16(1000+i), uint16(1000+i)
 		g.take(r)

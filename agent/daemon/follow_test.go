@@ -91,7 +91,8 @@ func TestFollow(t *testing.T) {
 			list("10.0.0.0/8=b"), "",
 		},
 		{
-			"in another mode", api.Rules{Mode: "seccomp", Endpoints: list(a, b), Ingress: in, Egress: out},
+			"in another mode",
+			api.Rules{Mode: "seccomp", Endpoints: list(a, b), Ingress: in, Egress: out},
 			followed{restart: list("-i 0.0.0.0:80=a"), because: "rules of a running container: the mode cannot change"},
 			list("10.0.0.0/8=b"), "",
 		},

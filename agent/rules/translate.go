@@ -33,10 +33,10 @@ type Translation struct {
 // answer when it is silent.
 const resolversMax = 8
 
-// text returns the translation as a text. Its address is that of an egress rule.
 // Equal tells whether IPv4 is translated in one way, with the same resolvers in the same order. Both may be nil.
 func (t *Translation) Equal(o *Translation) bool { return reflect.DeepEqual(t.text(), o.text()) }
 
+// text returns the translation as a text. Its address is that of an egress rule.
 func (t *Translation) text() *api.Translate {
 	if t == nil {
 		return nil
