@@ -115,6 +115,7 @@ func (d *Daemon) followGrant(m *managed) (followed, error) {
 	if g := d.grants.Get(m.Pod.UID); g != nil && g.Refused == "" {
 		want = g.Containers[m.Pod.Container]
 	}
+	m.RefuseNames(losesResolvers(m.Translate, want))
 	f, err := m.follow(want)
 	if want.Mode != "" && want.Mode != m.Mode {
 		f.needsNew("mode: "+want.Mode, "the mode cannot change")
