@@ -10,7 +10,6 @@ import (
 	"github.com/tsugiki/tsugiki/agent/rules"
 	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/endpoint"
-	"github.com/tsugiki/tsugiki/intercept/filter"
 	"github.com/tsugiki/tsugiki/policy"
 )
 
@@ -30,7 +29,8 @@ func (m *managed) follow(want api.Rules) (followed, error) {
 		return followed{}, err
 	}
 	if want.Mode == "" {
-		wanted.Mode, _ = filter.ParseMode(m.Mode) // it was one when the container was registered
+		has, _ := rules.Parse(api.Rules{Mode: m.Mode}) // it was one when the container was registered
+		wanted.Mode = has.Mode
 	}
 	_ = haveResolvers(wanted.Translation) // one without resolvers is another translation
 	changed, err := m.SetRules(&wanted)
