@@ -108,9 +108,10 @@ type Container struct {
 	// cause says why this process ended the container; nil if it did not.
 	cause atomic.Pointer[string]
 
-	changes sync.Mutex // once the program runs: guards what follows, except fields with locks of their own
-	closing bool
-	state   State
+	changes      sync.Mutex // once the program runs: guards what follows, except fields with locks of their own
+	closing      bool
+	refusesNames atomic.Bool // see RefuseNames
+	state        State
 	kernelState
 	parts
 	program

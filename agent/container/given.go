@@ -17,14 +17,18 @@ import (
 // address take nobody. A rule that comes back, to the same place, has its number again, and so has
 // servers that still listen.
 
-// addedMax is the number of ingress rules that a container may get while it runs.
-const addedMax = 1024
+// The numbers of ingress rules that a container may get while it runs, by requests and by grants. Who writes
+// requests may stop the container; of grants, the owner of a namespace decides. Each is in all later records.
+const (
+	addedMax        = 1024
+	addedMaxGranted = 256
+)
 
 // given are the rules of a container, in force or not: a rule is in force while its endpoint exists.
 // They never change, but are replaced as a whole.
 type given struct {
 	// ingress has the rules that the container has, and those that it has had: each at its number,
-	// less 1, with its present or last sources, and its endpoint.
+	// less 1, with its present sources, and its endpoint.
 	ingress []policy.Ingress
 	gone    []bool // of them, those that it does not have any more
 	egress  []policy.Egress
@@ -47,6 +51,10 @@ func (g *given) add(r policy.Ingress) {
 	r.Number = len(g.ingress) + 1
 	g.ingress, g.gone = append(g.ingress, r), append(g.gone, false)
 }
+
+// drop makes the container not have the rule with a number, less 1. Its sources, of which there may be
+// hundreds, come back with the rule.
+func (g *given) drop(i int) { g.gone[i], g.ingress[i].From = true, nil }
 
 func (g *given) clone() *given {
 	c := *g
@@ -103,7 +111,7 @@ func (g *given) move(ep *endpoint.Endpoint) {
 		if g.gone[i] || r.Endpoint.Name != ep.Name || r.Endpoint.String() == ep.String() {
 			continue
 		}
-		g.gone[i] = true
+		g.drop(i)
 		r.Endpoint = ep
 		g.take(r)
 	}

@@ -108,6 +108,9 @@ func (c *Container) CheckRules(want *rules.Rules) error {
 // wanted returns what the container will have with other rules. Endpoints that stay as they are stay
 // the same ones.
 func (c *Container) wanted(want *rules.Rules) (*next, error) {
+	if err := c.checkKind(want); err != nil {
+		return nil, err
+	}
 	before := c.endpoints.Load()
 	n := &next{given: c.given.Load().clone(), places: map[string]*place{}}
 	for _, ep := range want.Endpoints.All() {
@@ -120,7 +123,7 @@ func (c *Container) wanted(want *rules.Rules) (*next, error) {
 	}
 	n.given.replaced = true
 	for i := range n.given.gone {
-		n.given.gone[i] = true
+		n.given.drop(i)
 	}
 	for _, r := range want.Ingress {
 		ep, err := n.set.Get(r.Endpoint.Name)
@@ -149,8 +152,12 @@ func namesOf(list []policy.NameRule) (texts []string) {
 // check compiles the rules of next, opens the namespaces of its new endpoints, and returns what is in
 // the way. what says for what the container had to be restarted.
 func (c *Container) check(n *next, what string) (err error) {
-	if len(n.given.ingress)-len(c.spec.Ingress) > addedMax {
-		return fmt.Errorf("%w: it has got %d ingress rules since its start; restart the container to have %s", ErrNew, addedMax, what)
+	most := addedMax
+	if c.spec.Granted {
+		most = addedMaxGranted
+	}
+	if len(n.given.ingress)-len(c.spec.Ingress) > most {
+		return fmt.Errorf("%w: it has got %d ingress rules since its start; restart the container to have %s", ErrNew, most, what)
 	}
 	if n.table, err = c.nextTable(n.given, &n.set); err != nil {
 		return err

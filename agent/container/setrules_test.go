@@ -148,6 +148,12 @@ func TestSetRules(t *testing.T) {
 // Whoever takes the container over has the rules that were about to be in force, with their numbers; from
 // the state as the store keeps it.
 func TestRestoredRules(t *testing.T) {
+	t.Run("own withdrawn", func(t *testing.T) {
+		testRestored(t, "0.0.0.0:80/tcp+own=web", "0.0.0.0:80/tcp=web", "0.0.0.0:80/tcp+own+from:10.0.0.0/8=web", "0.0.0.0:80/tcp+own=web")
+	})
+	t.Run("own added", func(t *testing.T) {
+		testRestored(t, "0.0.0.0:80/tcp=web", "0.0.0.0:80/tcp+own=web", "0.0.0.0:80/tcp+from:10.0.0.0/8=web")
+	})
 	c, o := made(t, ruled([]string{webA, out}, []string{"0.0.0.0:80=web"}, "10.0.0.0/8=out"))
 	for _, texts := range []api.Rules{
 		ruled([]string{webA, out}, []string{"0.0.0.0:80+from:10.0.0.0/8=web"}, "10.0.0.0/8=out"),
@@ -191,6 +197,8 @@ func TestRestoredRules(t *testing.T) {
 	for text, state := range map[string]State{
 		"ingress rule 2 has gone, and there are 1":    {Gone: []int{2}},
 		"ingress rule 0 has gone":                     {Gone: []int{0}},
+		"ingress rule 2 of the container's start":     {Own: []int{2}},
+		"ingress rule 0 of the container's start":     {Own: []int{0}},
 		"sources of 2 ingress rules, and there are 1": {From: []string{"", ""}},
 		"bad endpoint":  {Added: []RuleText{{"0.0.0.0:81=x", "x"}}},
 		"no IP address": {Added: []RuleText{{"x:81=other", other}}},
@@ -202,6 +210,62 @@ func TestRestoredRules(t *testing.T) {
 	}
 }
 
+// testRestored replaces the only rule of a container whose calls are not trapped, and reads each saved state.
+func testRestored(t *testing.T, first string, then ...string) {
+	c, _ := checked(t, ruled([]string{webA}, []string{first}), true)
+	for _, in := range then {
+		want := parsed(t, ruled([]string{webA}, []string{in}))
+		n, err := c.wanted(&want)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var s, state State
+		n.given.note(&s, &c.spec)
+		text, err := json.Marshal(s)
+		if err == nil {
+			err = json.Unmarshal(text, &state)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		g, err := restored(&state, &c.spec)
+		if err != nil || !g.equals(n.given) || len(g.ingress) != 1 {
+			t.Errorf("%s: %+v\nis restored as %+v, %v\nof %s", in, n.given, g, err, text)
+		}
+	}
+}
+
+// Of a rule that has gone the record has no sources; they come back with the rule.
+func TestSourcesOfGoneRules(t *testing.T) {
+	const in = "0.0.0.0:%d+from:10.11.12.0/24+from:10.11.13.0/24=web"
+	c, _ := checked(t, ruled([]string{webA}, []string{fmt.Sprintf(in, 80)}), false)
+	for _, port := range []int{81, 82, 80} {
+		want := parsed(t, ruled([]string{webA}, []string{fmt.Sprintf(in, port)}))
+		n, err := c.wanted(&want)
+		if err != nil {
+			t.Fatal(err)
+		}
+		c.given.Store(n.given)
+		var s State
+		n.given.note(&s, &c.spec)
+		text, err := json.Marshal(s)
+		if err != nil {
+			t.Fatal(err)
+		}
+		most := 1
+		if port == 80 {
+			most = 0 // they are those of the Spec
+		}
+		if got := strings.Count(string(text), "10.11.12.0"); got != most {
+			t.Errorf("port %d: sources are there %d times, want %d: %s", port, got, most, text)
+		}
+		g, err := restored(&s, &c.spec)
+		if err != nil || !g.equals(n.given) {
+			t.Errorf("port %d: %+v is restored as %+v, %v", port, n.given, g, err)
+		}
+	}
+}
+
 // What the filter or the gate would have to do is refused, as is what the host has not, and nothing has
 // changed.
 func TestSetRulesRefuses(t *testing.T) {
@@ -209,6 +273,13 @@ func TestSetRulesRefuses(t *testing.T) {
 	needsTraps := func(err error) bool { return errors.Is(err, ErrUntrapped) }
 	hostHasNot := func(err error) bool { return errors.As(err, &host) }
 	contradicts := func(err error) bool { return errors.Is(err, policy.ErrRule) }
+	needsNew := func(err error) bool { return errors.Is(err, ErrNew) }
+	translated := func(resolver string) api.Rules {
+		return api.Rules{
+			Endpoints: []string{"six type ipv6 addr :: port dynamic"}, Ingress: []string{"0.0.0.0:80=six"}, Egress: []string{"2001:db8::/32=six"}, Translate: &api.Translate{DNS: []string{resolver}},
+		}
+	}
+	less := func(r api.Rules) api.Rules { r.Ingress = nil; return r }
 	served := ruled([]string{webA}, []string{"0.0.0.0:80=web"})
 	routed := ruled([]string{out}, nil, "0.0.0.0/0=out")
 	for _, tt := range []struct {
@@ -228,6 +299,12 @@ func TestSetRulesRefuses(t *testing.T) {
 		{"a unix socket", routed, ruled([]string{"u type unix path /u"}, nil, "10.0.0.0/8=u"), true, needsTraps, "leads to a unix socket"},
 		{"port 0", ruled([]string{webA}, []string{"0.0.0.0:80=web"}), ruled([]string{webA}, []string{"0.0.0.0:0=web"}), true, needsTraps, "is for port 0"},
 		{"own with a loopback", served, ruled([]string{webA}, []string{"0.0.0.0:80+own=web"}), true, nil, ""},
+		{"another mode", served, api.Rules{Mode: "seccomp", Endpoints: served.Endpoints, Ingress: served.Ingress}, false, needsNew, "the mode cannot change"},
+		{"translation", served, translated("198.51.100.53:53"), true, needsNew, "the translation cannot change"},
+		{"another translation", translated("198.51.100.54:53"), translated("198.51.100.53:53"), true, needsNew, "the translation cannot change"},
+		{"the same translation", translated("198.51.100.53:53"), less(translated("198.51.100.53:53")), true, nil, ""},
+		{"translation no more", translated("198.51.100.53:53"), ruled([]string{webA}, []string{"0.0.0.0:80=web"}), true, nil, ""},
+		{"sources where IPv4 is translated", translated("198.51.100.53:53"), ruled([]string{webA}, []string{"0.0.0.0:80+from:10.0.0.0/8=web"}), true, needsNew, "sources cannot be checked"},
 		{"no address", served, ruled([]string{"web type ipv4 addr 203.0.113.77 port 80"}, []string{"0.0.0.0:80=web"}), false, hostHasNot, "the host has no address 203.0.113.77"},
 		{"no namespace", served, ruled([]string{"web type ipv4 addr 0.0.0.0 port 80 netns /nothing"}, []string{"0.0.0.0:80=web"}), false, hostHasNot, "/nothing"},
 		{"two for one", served, ruled([]string{webA, other}, []string{"0.0.0.0:80=web", "0.0.0.0:80=other"}), false, contradicts, "overlap"},
@@ -262,10 +339,16 @@ func TestSetRulesRefuses(t *testing.T) {
 
 // A container gets so many ingress rules in its life, since none of their numbers is used for another.
 func TestSetRulesMost(t *testing.T) {
+	testSetRulesMost(t, addedMax, false)
+	testSetRulesMost(t, addedMaxGranted, true)
+}
+
+func testSetRulesMost(t *testing.T, most int, granted bool) {
 	c, o := checked(t, ruled([]string{webA}, []string{"0.0.0.0:80=web"}), false)
 	o.fails = errStop
 	g := c.given.Load().clone()
-	for i := range addedMax {
+	c.spec.Granted = granted
+	for i := range most {
 		r := g.ingress[0]
 		r.Ports.First, r.Ports.Last = uint16(1000+i), uint16(1000+i)
 		g.take(r)

@@ -2,11 +2,11 @@ package container
 
 import (
 	"fmt"
-	"reflect"
 	"slices"
 
 	"github.com/tsugiki/tsugiki/agent/rules"
 	"github.com/tsugiki/tsugiki/api"
+	"github.com/tsugiki/tsugiki/policy"
 )
 
 // Rules returns the rules that are in force.
@@ -51,34 +51,48 @@ func (c *Container) ReadRules(t api.Rules) (rules.Rules, error) {
 	if err != nil {
 		return r, fmt.Errorf("%w: %w", rules.ErrRequest, err)
 	}
-	what := ""
+	if !slices.Equal(namesOf(r.NameRules), namesOf(c.spec.NameRules)) {
+		return r, errChange("name rules")
+	}
+	return r, c.checkKind(&r)
+}
+
+// checkKind refuses rules for another mode or translation. Rules without a translation may replace those of a
+// container that has one: programs then reach what these rules say, and no more.
+func (c *Container) checkKind(want *rules.Rules) error {
 	switch {
-	case r.Mode != c.spec.Mode:
-		what = "the mode"
-	case !reflect.DeepEqual(r.Texts().Translate, has.Translate):
-		what = "the translation"
-	case !slices.Equal(namesOf(r.NameRules), namesOf(c.spec.NameRules)):
-		what = "name rules"
+	case want.Mode != c.spec.Mode:
+		return errChange("the mode")
+	case want.Translation != nil && !want.Translation.Equal(c.spec.Translation):
+		return errChange("the translation")
+	case slices.ContainsFunc(want.Ingress, c.hidesSources):
+		return fmt.Errorf("%w: sources cannot be checked, as the container's IPv4 is translated; restart the container, or leave +from: out", ErrNew)
 	}
-	if what != "" {
-		return r, fmt.Errorf("%w: %s cannot change; restart the container, or leave that out", ErrNew, what)
-	}
-	return r, nil
+	return nil
+}
+
+func errChange(what string) error {
+	return fmt.Errorf("%w: %s cannot change; restart the container, or leave that out", ErrNew, what)
+}
+
+// hidesSources tells whether a rule has sources that nobody could compare with those of connections.
+func (c *Container) hidesSources(r policy.Ingress) bool {
+	return c.spec.Translation != nil && len(r.From) > 0
 }
 
 // Kept returns those of some rules that are in force, with their own sources and with endpoints that the
-// container has.
+// container has. Their mode and translation are the container's.
 func (c *Container) Kept(want *rules.Rules) rules.Rules {
 	set, g := c.endpoints.Load(), c.given.Load()
 	now := g.inForce(set)
-	kept := rules.Rules{Mode: want.Mode, Translation: want.Translation}
+	kept := rules.Rules{Mode: c.spec.Mode, Translation: c.spec.Translation}
 	has := func(key, text string, name string) bool {
 		ep, err := want.Endpoints.Get(name)
 		r, is := now[key]
 		return err == nil && is && r.text == text && r.at.String() == ep.String()
 	}
 	for _, r := range want.Ingress {
-		if has(keyOf(r), "-i "+textOf(r), r.Endpoint.Name) {
+		if has(keyOf(r), "-i "+textOf(r), r.Endpoint.Name) && !c.hidesSources(r) {
 			kept.Ingress = append(kept.Ingress, r)
 		}
 	}

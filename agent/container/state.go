@@ -19,6 +19,9 @@ type State struct {
 	// From has the sources of the ingress rules of the Spec, in their order; empty: those of the
 	// Spec.
 	From []string `json:"from,omitempty"`
+	// Own are the numbers of ingress rules of the Spec whose servers listen at their own address too where
+	// those of the Spec do not, or the other way round.
+	Own []int `json:"own,omitempty"`
 	// Added are ingress rules that the Spec does not have. Their numbers follow those of the Spec.
 	Added []RuleText `json:"added,omitempty"`
 	// Gone are the numbers of ingress rules that the container does not have any more.
@@ -42,7 +45,7 @@ type RuleText struct {
 
 // note writes the rules into a state.
 func (g *given) note(s *State, spec *Spec) {
-	s.From, s.Added, s.Gone, s.Outwards, s.Replaced = nil, nil, nil, nil, g.replaced
+	s.From, s.Own, s.Added, s.Gone, s.Outwards, s.Replaced = nil, nil, nil, nil, nil, g.replaced
 	var from []string
 	changed := false
 	for i, r := range g.ingress {
@@ -52,6 +55,9 @@ func (g *given) note(s *State, spec *Spec) {
 		if i >= len(spec.Ingress) {
 			s.Added = append(s.Added, RuleText{r.String(), r.Endpoint.String()})
 			continue
+		}
+		if r.Own != spec.Ingress[i].Own {
+			s.Own = append(s.Own, r.Number)
 		}
 		from = append(from, r.From.String())
 		changed = changed || from[i] != spec.Ingress[i].From.String()
@@ -81,6 +87,12 @@ func restored(s *State, spec *Spec) (*given, error) {
 		}
 		g.ingress[i].From = from
 	}
+	for _, n := range s.Own {
+		if n < 1 || n > len(g.ingress) {
+			return nil, fmt.Errorf("ingress rule %d of the container's start has changed, and there are %d", n, len(g.ingress))
+		}
+		g.ingress[n-1].Own = !g.ingress[n-1].Own
+	}
 	for _, t := range s.Added {
 		set, err := t.endpoints()
 		if err != nil {
@@ -97,7 +109,7 @@ func restored(s *State, spec *Spec) (*given, error) {
 		if n < 1 || n > len(g.gone) {
 			return nil, fmt.Errorf("ingress rule %d has gone, and there are %d", n, len(g.gone))
 		}
-		g.gone[n-1] = true
+		g.drop(n - 1)
 	}
 	if g.replaced = s.Replaced; !g.replaced {
 		return g, nil

@@ -124,7 +124,7 @@ func (c *Container) serveNames() error {
 	var err error
 	t.proxy, err = dns.New(dns.Options{
 		Table: t.Table, Upstreams: c.spec.Translation.Resolvers, NAT64: t.prefix, NAT64Known: t.known, Dial: c.dialResolver,
-		Answered: t.named.answered(),
+		Answered: t.named.answered(), Refuses: c.refusesNames.Load,
 	})
 	if err != nil {
 		return err
@@ -155,6 +155,10 @@ func (c *Container) serveNames() error {
 	}
 	return c.enforced.ServeNames()
 }
+
+// RefuseNames has questions of the container's programs for names be refused, or not any more. The agent
+// asks resolvers from the host's network, which no rule limits.
+func (c *Container) RefuseNames(refuse bool) { c.refusesNames.Store(refuse) }
 
 // listenForNames gives the DNS proxy its port, and starts it.
 func (c *Container) listenForNames(ctx context.Context) error {

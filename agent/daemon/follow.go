@@ -28,6 +28,11 @@ func (m *managed) follow(want api.Rules) (followed, error) {
 	if err != nil {
 		return followed{}, err
 	}
+	if want.Mode == "" {
+		has, _ := rules.Parse(api.Rules{Mode: m.Mode}) // it was one when the container was registered
+		wanted.Mode = has.Mode
+	}
+	_ = haveResolvers(wanted.Translation) // one without resolvers is another translation
 	changed, err := m.SetRules(&wanted)
 	if err == nil || errors.Is(err, os.ErrClosed) {
 		return followed{Changed: changed}, err
@@ -40,13 +45,12 @@ func (m *managed) follow(want api.Rules) (followed, error) {
 	var errs []error
 	for _, more := range missing(&wanted, &rest) {
 		try := more.with(&rest)
+		try.Mode, try.Translation = wanted.Mode, wanted.Translation
 		switch err := m.CheckRules(try); {
 		case err == nil:
 			rest = *try
 		case errors.Is(err, container.ErrUntrapped), errors.Is(err, container.ErrNew):
-			if f.restart = append(f.restart, more.text); f.because == "" {
-				f.because = err.Error()
-			}
+			f.needsNew(more.text, err.Error())
 		default:
 			errs = append(errs, err)
 		}
@@ -63,6 +67,13 @@ func (f *followed) join(c container.Changed) {
 	f.Added = append(f.Added, c.Added...)
 	f.Moved = append(f.Moved, c.Moved...)
 	f.Sources = append(f.Sources, c.Sources...)
+}
+
+// needsNew adds what a container needs a new one for, and the reason.
+func (f *followed) needsNew(what, because string) {
+	if f.restart = append(f.restart, what); f.because == "" {
+		f.because = because
+	}
 }
 
 // one is a rule with its endpoint, or an endpoint alone.

@@ -33,6 +33,12 @@ func TestFollow(t *testing.T) {
 	of := func(endpoints, ingress, egress []string) api.Rules {
 		return api.Rules{Endpoints: endpoints, Ingress: ingress, Egress: egress}
 	}
+	translated := func(mode string) api.Rules {
+		return api.Rules{
+			Mode: mode, Endpoints: list("six type ipv6 addr :: port dynamic", b), Ingress: list("0.0.0.0:80=six"),
+			Egress: list("2001:db8::/32=six", "10.0.0.0/8=b"), Translate: &api.Translate{DNS: list("198.51.100.53:53")},
+		}
+	}
 	in, out := list("0.0.0.0:80=a"), list("10.0.0.0/8=b")
 	d, _ := newDaemon(t)
 	d.grants = grants.New(time.Hour)
@@ -76,7 +82,22 @@ func TestFollow(t *testing.T) {
 			followed{Changed: container.Changed{Withdrawn: list("-e 11.0.0.0/8=b"), Added: list("-e 12.0.0.0/8=b")}},
 			list("10.0.0.0/8=b", "12.0.0.0/8=b"), "the host has no address 203.0.113.77",
 		},
-		{"nothing any more", api.Rules{}, followed{Changed: container.Changed{Withdrawn: list("-e 10.0.0.0/8=b", "-e 12.0.0.0/8=b")}}, nil, ""},
+		{
+			"from now on translated", translated(""),
+			followed{
+				Changed: container.Changed{Withdrawn: list("-e 12.0.0.0/8=b")},
+				restart: list("-i 0.0.0.0:80=six", "-e 2001:db8::/32=six"), because: "rules of a running container: the translation cannot change",
+			},
+			list("10.0.0.0/8=b"), "",
+		},
+		{
+			"in another mode",
+			api.Rules{Mode: "seccomp", Endpoints: list(a, b), Ingress: in, Egress: out},
+			followed{restart: list("-i 0.0.0.0:80=a"), because: "rules of a running container: the mode cannot change"},
+			list("10.0.0.0/8=b"), "",
+		},
+		{"as before", of(list(a, b), in, list("10.0.0.0/8=b", "12.0.0.0/8=b")), followed{Changed: container.Changed{Restored: list("-i 0.0.0.0:80=a"), Added: list("-e 12.0.0.0/8=b")}}, list("0.0.0.0:80=a", "10.0.0.0/8=b", "12.0.0.0/8=b"), ""},
+		{"nothing any more", api.Rules{}, followed{Changed: container.Changed{Withdrawn: list("-e 10.0.0.0/8=b", "-e 12.0.0.0/8=b", "-i 0.0.0.0:80=a")}}, nil, ""},
 	} {
 		f, err := m.follow(tt.want)
 		if (err != nil) != (tt.fails != "") || err != nil && !strings.Contains(err.Error(), tt.fails) {

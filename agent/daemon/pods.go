@@ -115,9 +115,13 @@ func (d *Daemon) followGrant(m *managed) (followed, error) {
 	if g := d.grants.Get(m.Pod.UID); g != nil && g.Refused == "" {
 		want = g.Containers[m.Pod.Container]
 	}
+	m.RefuseNames(losesResolvers(m.Translate, want))
 	f, err := m.follow(want)
+	if want.Mode != "" && want.Mode != m.Mode {
+		f.needsNew("mode: "+want.Mode, "the mode cannot change")
+	}
 	if retranslates(m.Translate, want) {
-		f.restart = append(f.restart, restartTranslate)
+		f.needsNew(restartTranslate, "the translation cannot change")
 	}
 	return f, err
 }

@@ -137,7 +137,11 @@ func TestRegisterCannotCatchUp(t *testing.T) {
 		says string
 	}{
 		"the host has not the address": {api.Rules{Endpoints: []string{"x type ipv4 addr 203.0.113.77 port dynamic"}, Ingress: []string{"0.0.0.0:80=x"}}, "203.0.113.77"},
-		"the filter is another one":    {api.Rules{Endpoints: first.Endpoints, Ingress: []string{"0.0.0.0:80+own=x"}}, "needs accept(2) to be trapped"},
+		"another translation": {
+			api.Rules{Endpoints: append([]string{"six type ipv6 addr :: port dynamic"}, first.Endpoints...), Egress: []string{"2001:db8::/32=six"}, Translate: &api.Translate{DNS: []string{"198.51.100.53:53"}}},
+			"the translation cannot change",
+		},
+		"the filter is another one": {api.Rules{Endpoints: first.Endpoints, Ingress: []string{"0.0.0.0:80+own=x"}}, "needs accept(2) to be trapped"},
 	} {
 		t.Run(name, func(t *testing.T) { testCannotCatchUp(t, first, tt.then, tt.says) })
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"reflect"
 	"strconv"
 	"strings"
 
@@ -31,6 +32,9 @@ type Translation struct {
 // resolversMax is the largest number of resolvers that one container may name. Each delays an
 // answer when it is silent.
 const resolversMax = 8
+
+// Equal tells whether IPv4 is translated in one way, with the same resolvers in the same order. Both may be nil.
+func (t *Translation) Equal(o *Translation) bool { return reflect.DeepEqual(t.text(), o.text()) }
 
 // text returns the translation as a text. Its address is that of an egress rule.
 func (t *Translation) text() *api.Translate {

@@ -111,13 +111,17 @@ func names(list []corev1.Container) string {
 	return strings.Join(all, ", ")
 }
 
-// reached returns the destinations of an endpoint as the agent reads those of egress rules.
+// reached returns the destinations of an endpoint as the agent reads those of egress rules. It refuses an
+// endpoint without resolvers: who wrote it for egress alone has not said that the node may ask for names.
 func reached(e *v1alpha1.GraftEndpoint) (list []string, err error) {
 	if e.Spec.Type != v1alpha1.IPv6 {
 		return nil, fmt.Errorf("GraftEndpoint %s has the type %s; name one of type IPv6", e.Name, e.Spec.Type)
 	}
 	if len(e.Spec.Destinations) == 0 {
 		return nil, fmt.Errorf("GraftEndpoint %s has no destinations: pods reach nothing through it", e.Name)
+	}
+	if len(e.Spec.Resolvers) == 0 {
+		return nil, fmt.Errorf("GraftEndpoint %s has no resolvers, so it is not for translate: who runs the nodes writes resolvers that the node may ask for names on behalf of pods", e.Name)
 	}
 	for _, d := range e.Spec.Destinations {
 		to, err := parsePrefix(d.CIDR)

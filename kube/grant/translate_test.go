@@ -15,10 +15,11 @@ import (
 // sixes are endpoints of type IPv6, by name.
 var sixes = map[string]string{
 	"six":   `{type: IPv6, address: Any, ports: "443", resolvers: ["[2001:db8::53]:53", "198.51.100.53:5353"], destinations: [{cidr: "2001:db8::/32"}, {cidr: "2001:db9::7/128", ports: 80-81}], allowedPods: [` + shop + `]}`,
-	"node6": `{type: IPv6, destinations: [{cidr: "::/0"}], allowedPods: [` + shop + `]}`,
+	"node6": `{type: IPv6, resolvers: ["198.51.100.53:53"], destinations: [{cidr: "::/0"}], allowedPods: [` + shop + `]}`,
 	"none6": `{type: IPv6, address: Any, allowedPods: [` + shop + `]}`,
-	"bad6":  `{type: IPv6, address: Any, destinations: [{cidr: "10.0.0.0/8"}], allowedPods: [` + shop + `]}`,
-	"bank6": `{type: IPv6, address: Any, destinations: [{cidr: "::/0"}], allowedPods: [{namespaceSelector: {matchLabels: {team: bank}}}]}`,
+	"mute6": `{type: IPv6, address: Any, destinations: [{cidr: "::/0"}], allowedPods: [` + shop + `]}`,
+	"bad6":  `{type: IPv6, address: Any, resolvers: ["198.51.100.53:53"], destinations: [{cidr: "10.0.0.0/8"}], allowedPods: [` + shop + `]}`,
+	"bank6": `{type: IPv6, address: Any, resolvers: ["198.51.100.53:53"], destinations: [{cidr: "::/0"}], allowedPods: [{namespaceSelector: {matchLabels: {team: bank}}}]}`,
 }
 
 // four is a pod of one container.
@@ -118,6 +119,7 @@ func TestTranslateRefused(t *testing.T) {
 		"an endpoint of IPv4":  {four, `{podSelector: {}, translate: {endpoint: out}}`, "GraftEndpoint out has the type IPv4; name one of type IPv6"},
 		"a unix socket":        {strings.Replace(four, "app: four", "app: web", 1), `{podSelector: {}, translate: {endpoint: db}}`, "GraftEndpoint db has the type Unix"},
 		"no destinations":      {four, `{podSelector: {}, translate: {endpoint: none6}}`, "GraftEndpoint none6 has no destinations"},
+		"no resolvers":         {four, `{podSelector: {}, translate: {endpoint: mute6}}`, "GraftEndpoint mute6 has no resolvers, so it is not for translate"},
 		"destinations of IPv4": {four, `{podSelector: {}, translate: {endpoint: bad6}}`, "a destination of GraftEndpoint bad6: 10.0.0.0/8 is no prefix of IPv6"},
 		"no such endpoint":     {four, `{podSelector: {}, translate: {endpoint: x}}`, "GraftPolicy p, translate: there is no GraftEndpoint x"},
 		"nobody's endpoint":    {four, `{podSelector: {}, translate: {endpoint: bank6}}`, "GraftEndpoint bank6 is not for this pod"},
@@ -147,7 +149,7 @@ func TestTranslateRefused(t *testing.T) {
 func TestCheckTranslate(t *testing.T) {
 	q := questionOfFour(t, four)
 	for endpoint, want := range map[string]string{
-		"six": "", "node6": "", "none6": "has no destinations", "out": "name one of type IPv6", "bad6": "is no prefix of IPv6", "bank6": "is not for pods of namespace shop", "x": "there is no GraftEndpoint x",
+		"six": "", "node6": "", "none6": "has no destinations", "mute6": "has no resolvers", "out": "name one of type IPv6", "bad6": "is no prefix of IPv6", "bank6": "is not for pods of namespace shop", "x": "there is no GraftEndpoint x",
 	} {
 		p := &v1alpha1.GraftPolicy{Spec: *parse[v1alpha1.GraftPolicySpec](t, `{podSelector: {}, translate: {endpoint: `+endpoint+`}}`)}
 		p.Name, p.Namespace = "p", "shop"

@@ -90,7 +90,7 @@ type GraftEndpointSpec struct {
 
 	// Resolvers are asked for names on behalf of pods whose IPv4 is translated through the endpoint,
 	// one after another, each as ADDR:PORT. The node's agent asks them, from the node's network, so that
-	// pods need no destination for it. Without any, it asks those of the node's /etc/resolv.conf.
+	// pods need no destination for it. Without any, the endpoint is not for translate.
 	//
 	// +optional
 	// +listType=atomic

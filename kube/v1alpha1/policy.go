@@ -83,8 +83,8 @@ type GraftPolicySpec struct {
 // Translation has programs that know IPv4 only reach hosts of IPv6: each has a virtual IPv4 address
 // inside the container, which the names of the hosts lead to.
 type Translation struct {
-	// Endpoint is the name of a GraftEndpoint of type IPv6. The pods reach all of its destinations, and
-	// names are those that its resolvers know.
+	// Endpoint is the name of a GraftEndpoint of type IPv6 with resolvers. The pods reach all of its
+	// destinations, and names are those that its resolvers know.
 	//
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=253

@@ -81,6 +81,9 @@ type Options struct {
 	// out, and so are those after the first 32 of an answer. ttl is how long the program may use the
 	// address. It may be nil.
 	Answered func(name string, addr netip.Addr, ttl time.Duration)
+	// Refuses tells whether questions that an upstream or the cache would have to answer are refused
+	// (REFUSED). It is called for each question. nil means that none are.
+	Refuses func() bool
 	// MixCase sends questions to upstreams in letters of random case (draft-vixie-dnsext-dns0x20).
 	// Answers of an upstream that does not copy the case then count as forged.
 	MixCase bool
