@@ -163,7 +163,7 @@ func run(args []string, stdout, stderr io.Writer) int {
 	var o *options
 	b := program.Bench{
 		Name: "charge", Args: args,
-		Parse: func(help io.Writer) (err error) {
+		Parse: func(args []string, help io.Writer) (err error) {
 			o, err = parse(args, help)
 			return err
 		},

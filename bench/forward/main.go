@@ -61,7 +61,7 @@ func main() {
 	o := &options{}
 	b := program.Bench{
 		Name: "forward", Args: os.Args[1:],
-		Parse:   func(help io.Writer) error { return o.parse(os.Args[1:], help) },
+		Parse:   o.parse,
 		Measure: o.measure,
 		Write: func(r *measure.Report) error {
 			return o.output.Write(r, os.Stdout, (*measure.Report).WriteTable)

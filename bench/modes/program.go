@@ -30,7 +30,7 @@ func (p *Program) Main(args []string, stdout, stderr io.Writer) int {
 	read := p.Session.flags(p.Flags)
 	b := program.Bench{
 		Name: p.Flags.Name(), Args: args,
-		Parse: func(help io.Writer) error {
+		Parse: func(args []string, help io.Writer) error {
 			if err := program.Parse(p.Flags, args, help); err != nil {
 				return err
 			}

@@ -21,9 +21,9 @@ import (
 type Bench struct {
 	Name string
 	Args []string
-	// Parse reads the arguments. It prints the flags to help if it is asked for them, and
-	// returns flag.ErrHelp then.
-	Parse func(help io.Writer) error
+	// Parse reads Args. It prints the flags to help if it is asked for them, and returns
+	// flag.ErrHelp then.
+	Parse func(args []string, help io.Writer) error
 	// Measure makes the report, and takes down what it has made, also when ctx ends.
 	Measure func(ctx context.Context, progress io.Writer) (*measure.Report, error)
 	// Write writes the report.
@@ -33,7 +33,7 @@ type Bench struct {
 // Main runs the bench and returns its exit status: 2 for usage, 1 for any other failure. An
 // interrupt ends the bench with everything taken down. Errors and progress go to stderr.
 func (b *Bench) Main(stderr io.Writer) int {
-	err := b.Parse(stderr)
+	err := b.Parse(b.Args, stderr)
 	if errors.Is(err, flag.ErrHelp) {
 		return 0
 	}

@@ -23,7 +23,7 @@ func newBench(stdout io.Writer, args ...string) *Bench {
 	o.Flags(f)
 	return &Bench{
 		Name: "test", Args: args,
-		Parse: func(help io.Writer) error { return Parse(f, args, help) },
+		Parse: func(args []string, help io.Writer) error { return Parse(f, args, help) },
 		Measure: func(context.Context, io.Writer) (*measure.Report, error) {
 			return &measure.Report{Figure: "nothing"}, nil
 		},

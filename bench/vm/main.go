@@ -89,7 +89,7 @@ func main() {
 	o := &options{}
 	b := program.Bench{
 		Name: "vm", Args: os.Args[1:],
-		Parse:   func(help io.Writer) error { return o.parse(os.Args[1:], help) },
+		Parse:   o.parse,
 		Measure: o.measure,
 		Write: func(r *measure.Report) error {
 			table := writeTable
