@@ -36,6 +36,19 @@ func ask(t *testing.T, d *Daemon, method, path string, body any) (int, string) {
 	return w.Code, strings.TrimSpace(w.Body.String())
 }
 
+// beginGrants has a daemon take grants until the watch, or the test, ends.
+func beginGrants(t *testing.T, d *Daemon) *grants.Stream {
+	t.Helper()
+	d.grants = grants.New(time.Hour)
+	s, err := d.grants.Watch()
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(s.Close)
+	<-s.Events // that it has begun
+	return s
+}
+
 func TestGrantRequests(t *testing.T) {
 	d, _ := newDaemon(t)
 	g := api.Grant{Namespace: "shop", Name: "web-1", Containers: map[string]api.Rules{"c": {Ingress: []string{"0.0.0.0:80=198.51.100.1:8080"}}}}
@@ -68,13 +81,7 @@ func TestGrantFor(t *testing.T) {
 	d, _ := newDaemon(t)
 	cfg := &config.Config{RunDir: d.runDir, Containers: []config.Container{{Match: "*", Egress: []config.Text{{Text: "0.0.0.0/0=0.0.0.0"}}}}}
 	d.config.Store(cfg)
-	d.grants = grants.New(time.Hour)
-	s, err := d.grants.Watch()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
-	<-s.Events // that it has begun
+	s := beginGrants(t, d)
 	pod := func(container string) *api.Registration {
 		return &api.Registration{
 			ID: "1", Name: "shop.web.c", Engine: "cri", Annotations: map[string]string{api.AnnotationEgress: "0.0.0.0/0=127.0.0.1"},
@@ -149,13 +156,7 @@ func TestRegisterCannotCatchUp(t *testing.T) {
 
 func testCannotCatchUp(t *testing.T, first, then api.Rules, says string) {
 	d, _ := newDaemon(t)
-	d.grants = grants.New(time.Hour)
-	s, err := d.grants.Watch()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
-	<-s.Events // that it has begun
+	s := beginGrants(t, d)
 	put := func(r api.Rules) {
 		if err := d.grants.Put("u1", api.Grant{Namespace: "shop", Name: "web", Containers: map[string]api.Rules{"c": r}}); err != nil {
 			t.Error(err)

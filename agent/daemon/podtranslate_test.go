@@ -4,9 +4,7 @@ import (
 	"errors"
 	"strings"
 	"testing"
-	"time"
 
-	"github.com/tsugiki/tsugiki/agent/grants"
 	"github.com/tsugiki/tsugiki/agent/rules"
 	"github.com/tsugiki/tsugiki/api"
 )
@@ -14,13 +12,7 @@ import (
 // A pod that has a network is not translated: its container is not started at all.
 func TestTranslatedPodWithNetwork(t *testing.T) {
 	d, _ := newDaemon(t)
-	d.grants = grants.New(time.Hour)
-	s, err := d.grants.Watch()
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer s.Close()
-	<-s.Events // that it has begun
+	s := beginGrants(t, d)
 	r := api.Rules{
 		Endpoints: []string{"x type ipv6 addr :: port dynamic"}, Egress: []string{"2001:db8::/32=x"}, Translate: &api.Translate{DNS: []string{"198.51.100.53:53"}},
 	}
