@@ -145,7 +145,7 @@ func TestTranslateRefused(t *testing.T) {
 	}
 }
 
-// What is wrong with resources is said of themselves, without a pod.
+// CheckPolicy names what is wrong with resources of which no pod makes use.
 func TestCheckTranslate(t *testing.T) {
 	q := questionOfFour(t, four)
 	for endpoint, want := range map[string]string{

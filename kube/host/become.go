@@ -46,8 +46,8 @@ func Become(args []string) error {
 	return &os.PathError{Op: "execute", Path: program, Err: err}
 }
 
-// enter has this thread, and so what it executes, be in the namespaces of a process. It needs
-// CAP_SYS_ADMIN, CAP_SYS_CHROOT and CAP_SYS_PTRACE.
+// enter moves this thread into the namespaces of a process. A program that it executes is there, too. It
+// needs CAP_SYS_ADMIN, CAP_SYS_CHROOT and CAP_SYS_PTRACE.
 func enter(pid int) error {
 	runtime.LockOSThread()
 	fd, err := unix.PidfdOpen(pid, 0)

@@ -41,7 +41,7 @@ const (
 	lasting     = time.Minute
 )
 
-// ErrKept says that what was kept makes no device.
+// ErrKept says that the state which was kept is not that of a device.
 var ErrKept = errors.New("what is kept of a device is wrong")
 
 // ErrFaults says that a guest has ended too many processes.

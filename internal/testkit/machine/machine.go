@@ -51,7 +51,7 @@ func (a Accelerator) Needs() error {
 }
 
 // modules are those of the kernel that give a guest vsock, the device of its datagrams and a network card,
-// in the order in which they are loaded. What is not here is built into the kernel.
+// in the order in which they are loaded. The kernel has all others built in.
 var modules = map[Accelerator][]string{
 	UML: {"net/vmw_vsock/vsock", "net/vmw_vsock/vmw_vsock_virtio_transport_common", "net/vmw_vsock/vmw_vsock_virtio_transport", "drivers/net/tun"},
 	TCG: {
