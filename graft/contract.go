@@ -126,6 +126,8 @@ type Place interface {
 	Addresses() ([]netip.Addr, error)
 	// Do runs fn on a thread of its own that is in the namespace and ends with fn.
 	Do(fn func() error) error
+	// In runs fn on a thread that is in the namespace. fn must change nothing of its thread.
+	In(fn func() error) error
 }
 
 // Program is the program's side of one call, as the front end sees it.

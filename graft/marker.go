@@ -202,7 +202,7 @@ func (l *ownListener) mark(conn int, peer netip.AddrPort) (_ *os.File, from neti
 		to = netip.AddrPortFrom(loopbackLike(to.Addr()), to.Port())
 	}
 	file := -1
-	err = l.place.Do(func() (err error) {
+	err = l.place.In(func() (err error) {
 		l.work.Do(func() { file, err = l.markerSocket() })
 		return err
 	})

@@ -36,6 +36,8 @@ func (p *place) Addresses() ([]netip.Addr, error) { return p.ns.Addresses() }
 
 func (p *place) Do(fn func() error) error { return p.ns.Do(fn) }
 
+func (p *place) In(fn func() error) error { return p.ns.In(fn) }
+
 func (p *place) Keeper() (*keeper.Keeper, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

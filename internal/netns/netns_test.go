@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"runtime"
 	"strings"
 	"sync"
 	"sync/atomic"
@@ -137,4 +138,46 @@ func TestCurrent(t *testing.T) {
 	}
 	enough.Store(true)
 	threads.Wait()
+}
+
+// In makes no thread where the caller is in the namespace already.
+func TestIn(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("skip: needs root")
+	}
+	here, err := Current()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer here.Close()
+	other, err := New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer other.Close()
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	caller, want := unix.Gettid(), errors.New("of fn")
+	for _, tt := range []struct {
+		name    string
+		ns      *NS
+		callers bool
+	}{{"the caller's", here, true}, {"another", other, false}} {
+		err := tt.ns.In(func() error {
+			if is := unix.Gettid() == caller; is != tt.callers {
+				t.Errorf("%s: on the caller's thread: %v, want %v", tt.name, is, tt.callers)
+			}
+			now, err := Current()
+			if err != nil {
+				return err
+			}
+			if now.Cookie() != tt.ns.Cookie() {
+				t.Errorf("%s: in another namespace", tt.name)
+			}
+			return errors.Join(now.Close(), want)
+		})
+		if !errors.Is(err, want) {
+			t.Errorf("%s: %v, want %v", tt.name, err, want)
+		}
+	}
 }
