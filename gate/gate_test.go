@@ -67,6 +67,7 @@ func TestProtocolIsTheGates(t *testing.T) {
 		"GATE_WORD_BOUND_CLIENTS":   BoundClients,
 		"GATE_WORD_EXPECTS":         Expects,
 		"GATE_WORD_TRACED":          traced,
+		"GATE_WORD_SERVED":          served,
 
 		"struct gate_request":                  requestMessage{},
 		"struct gate_order":                    orderMessage{},

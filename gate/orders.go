@@ -215,6 +215,16 @@ func (c *control) set(w Word) {
 	}
 }
 
+// SetServed tells which ports of the container's loopback may lead to the host, by ServedBit of each,
+// before Services is set. About others the gate and the shims need not ask. A gate that does not know
+// this order asks about all.
+func (g *Gate) SetServed(bits uint32) {
+	_, _ = g.order(order{op: opSet, word: uint32(served), value: bits})
+}
+
+// ServedBit is the bit of a port. Ports share bits.
+func ServedBit(port uint16) uint32 { return 1 << (port % 32) }
+
 func (c *control) setRules(image []byte) error {
 	_, err := c.order(order{op: opRules, value: uint32(len(image)), image: image})
 	return err

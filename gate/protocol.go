@@ -190,6 +190,7 @@ const (
 	BoundClients               // a client's socket that is bound may need another source
 	Expects                    // a listener may get a connection that is exchanged (graft/expect.go)
 	traced                     // the gate reports calls that it answers itself; until the supervisor ends
+	served                     // BOARD_SERVED of the ports of Services; a supervisor adds to it
 	words
 )
 

@@ -244,8 +244,7 @@ func (e *Engine) serve(file, protocol int, place Place, b policy.Binding) error 
 		b.Host = netip.AddrPortFrom(b.Host.Addr(), name.Port())
 	}
 	if !e.Untrapped {
-		e.Know(Services)
-		e.served.Store(service{protocol, b.View.Port(), b.Host.Addr().Unmap().Is4()}, place)
+		e.leadPort(service{protocol, b.View.Port(), b.Host.Addr().Unmap().Is4()}, place)
 	}
 	return e.Enforcer.Serve(protocol, b, place.Cookie())
 }

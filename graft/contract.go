@@ -90,6 +90,9 @@ type Config struct {
 	// Know is called before a Hint becomes true for the container. Gates and shims, which answer
 	// calls without the engine, rely on it.
 	Know func(Hint)
+	// Serves is called before a port of the container's loopback leads to the host, and before the Hint
+	// Services.
+	Serves func(port uint16)
 	// Ports says which ports of the host the container may bind.
 	Ports Ports
 	// Ephemeral are the ports that the host's kernel gives to sockets that ask for none. A client

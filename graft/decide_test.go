@@ -430,4 +430,10 @@ func TestRecover(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
+	// Front ends learn it too: some come after the next agent, and know nothing.
+	for name, w := range map[string]*world{"at the bind": w, "by the next": next} {
+		if !slices.Contains(w.known, Services) || !slices.Contains(w.serves, 80) {
+			t.Errorf("%s, front ends know %v and of ports %v", name, w.known, w.serves)
+		}
+	}
 }

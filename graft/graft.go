@@ -140,7 +140,7 @@ func (e *Engine) Recover() error {
 	places := e.now.Load().places
 	for _, s := range services {
 		if place := places[s.Netns]; place != nil {
-			e.served.Store(service{s.Protocol, s.Port, s.Is4}, place)
+			e.leadPort(service{s.Protocol, s.Port, s.Is4}, place)
 		}
 	}
 	return nil
@@ -201,6 +201,14 @@ type service struct {
 	protocol int
 	port     uint16
 	is4      bool
+}
+
+// leadPort makes a port of the container's loopback lead to a server on the host. Front ends learn it
+// first: an engine that recovers has none of those that its predecessor told.
+func (e *Engine) leadPort(s service, place Place) {
+	e.Serves(s.port)
+	e.Know(Services)
+	e.served.Store(s, place)
 }
 
 // Connect answers connect(2). The kernel then carries on with the call, on a socket in the

@@ -23,6 +23,7 @@ type world struct {
 	enforcer  *fakeEnforcer
 	program   *fakeProgram
 	known     []Hint
+	serves    []uint16
 	endpoints map[string]*endpoint.Endpoint // that the program may name, or others
 }
 
@@ -56,6 +57,7 @@ func newWorld(t *testing.T, host, own *fakePlace, onlyLoopback bool, rules ...st
 				w.known = append(w.known, h)
 			}
 		},
+		Serves: func(port uint16) { w.serves = append(w.serves, port) },
 	}, Rules{Table: table, Host: map[string]Place{"": host}})
 	t.Cleanup(func() {
 		for _, f := range w.program.files {

@@ -356,6 +356,7 @@ func (c *Container) makeEngine() error {
 		Endpoint:      c.endpointNamed,
 		Own:           c.own,
 		Know:          c.gates.know,
+		Serves:        c.gates.serves,
 		OwnIsLoopback: c.hasOnlyLoopback(),
 		Untrapped:     c.state.Untrapped,
 		Ports:         c.spec.Ports,

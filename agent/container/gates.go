@@ -31,7 +31,8 @@ type gates struct {
 	// telling is held while gates are told something. A stopped gate delays the caller for package
 	// gate's patience, and learns it when it goes on. telling is taken before mu.
 	telling sync.Mutex
-	traced  bool // guarded by telling
+	traced  bool   // guarded by telling, as the next
+	served  uint32 // gate.ServedBit of all ports that may lead to the host
 
 	mu    sync.Mutex // guards what follows
 	list  []*supervised
@@ -96,6 +97,20 @@ func (g *gates) know(h graft.Hint) {
 	g.known[h].Store(true)
 }
 
+// serves tells all gates, before it returns, that a port of the loopback leads to the host.
+func (g *gates) serves(port uint16) {
+	g.telling.Lock()
+	defer g.telling.Unlock()
+	if g.served&gate.ServedBit(port) != 0 {
+		return
+	}
+	g.served |= gate.ServedBit(port)
+	_ = each(g.all(), func(s *supervised) error {
+		s.gate.SetServed(g.served)
+		return nil
+	})
+}
+
 // trace makes all gates report each decision, or stop doing so.
 func (g *gates) trace(on bool) {
 	g.telling.Lock()
@@ -111,6 +126,9 @@ func (g *gates) trace(on bool) {
 func (g *gates) add(s *supervised) {
 	g.telling.Lock()
 	defer g.telling.Unlock()
+	if g.served != 0 {
+		s.gate.SetServed(g.served)
+	}
 	for h := range graft.Hints {
 		if g.known[h].Load() {
 			s.gate.Set(words[h])

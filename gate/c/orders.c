@@ -41,6 +41,10 @@ int gate_order_set(struct board *b, const struct gate_order *order)
 {
 	_Atomic uint32_t *word = gate_word(b, order->word);
 
+	if (order->word == GATE_WORD_SERVED) {
+		atomic_fetch_or(&b->served, order->value);
+		return 0;
+	}
 	if (word == NULL || order->value > 1)
 		return EINVAL;
 	atomic_store(word, order->value);

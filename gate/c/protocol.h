@@ -93,6 +93,7 @@ enum gate_word {
 	GATE_WORD_BOUND_CLIENTS,
 	GATE_WORD_EXPECTS,
 	GATE_WORD_TRACED,
+	GATE_WORD_SERVED, /* adds the bits of `value` */
 };
 
 struct gate_order {

@@ -86,7 +86,8 @@ struct board_address board_look_up(const struct board *b, size_t size, const uin
 		return a;
 	a.is4 = family == BOARD_INET;
 	a.loopback = board_is_loopback(addr);
-	a.where = board_find(b, size, addr, (uint16_t)(bytes[2] << 8 | bytes[3]), &a.netns);
+	a.port = (uint16_t)(bytes[2] << 8 | bytes[3]);
+	a.where = board_find(b, size, addr, a.port, &a.netns);
 	return a;
 }
 
@@ -94,6 +95,17 @@ static bool board_all_are_on_host(const struct board *b, bool is4)
 {
 	return (b->host_first & (is4 ? BOARD_HOST_FIRST_4 : BOARD_HOST_FIRST_6)) != 0 &&
 	       !atomic_load(&b->own_sockets) && !atomic_load(&b->bound_clients);
+}
+
+/* Whether a port of the container's loopback may lead to a server on the host. */
+static bool board_may_serve(const struct board *b, uint16_t port)
+{
+	uint32_t served;
+
+	if (!atomic_load(&b->services))
+		return false;
+	served = atomic_load(&b->served);
+	return served == 0 || served & BOARD_SERVED(port);
 }
 
 struct board_place board_place_for(const struct board *b, const struct board_address *to)
@@ -110,7 +122,8 @@ struct board_place board_place_for(const struct board *b, const struct board_add
 	case BOARD_OWN:
 		/* A server of the container's loopback may be on the host. And for an AF_GRAFT
 		 * socket, the rules do not decide alone. */
-		if (atomic_load(&b->afgraft_sockets) || (to->loopback && atomic_load(&b->services)))
+		if (atomic_load(&b->afgraft_sockets) ||
+		    (to->loopback && board_may_serve(b, to->port)))
 			p.verdict = BOARD_ASK;
 		p.netns = b->own;
 		return p;

@@ -59,7 +59,12 @@ struct board {
 	/* Set before a listener on the container's loopback may get a connection that the
 	 * supervisor exchanges for another (graft/expect.go). */
 	_Atomic uint32_t expects;
+	/* BOARD_SERVED of the ports of `services`, set before that. 0: they are not known. */
+	_Atomic uint32_t served;
 };
+
+/* Ports share the bits: one that is set is of the port, or of another. */
+#define BOARD_SERVED(port) (1u << ((port) % 32))
 
 /* The families whose sockets socket(2) makes on the host first. */
 #define BOARD_HOST_FIRST_4 1
@@ -86,8 +91,9 @@ enum board_where { BOARD_NO_IP, BOARD_OWN, BOARD_HOST, BOARD_OTHER, BOARD_BUSY }
 
 struct board_address {
 	enum board_where where;
-	bool is4;	/* by the sockaddr's family: false for a mapped address */
-	bool loopback;	/* or the wildcard, which the kernel takes for it */
+	bool is4;      /* by the sockaddr's family: false for a mapped address */
+	bool loopback; /* or the wildcard, which the kernel takes for it */
+	uint16_t port;
 	uint64_t netns; /* SO_NETNS_COOKIE, of BOARD_HOST */
 };
 
