@@ -2,6 +2,7 @@
 /* Decides about a call from the board and from the socket itself (see shim.c). */
 #include "decide.h"
 
+#include "../../policy/c/habit.h"
 #include "kernel.h"
 #include "marks.h"
 
@@ -9,6 +10,13 @@
 #define SHIM_SOL_SOCKET	     1
 #define SHIM_SO_NETNS_COOKIE 71
 #define SHIM_SOCKADDR_MIN    16 /* the filter's: struct sockaddr_in */
+
+#define SHIM_SO_TYPE   3
+#define SHIM_INET      2
+#define SHIM_INET6     10
+#define SHIM_STREAM    1
+#define SHIM_TYPE_MASK 0xf
+#define SHIM_TCP       6
 
 #define SHIM_EINVAL 22
 
@@ -18,6 +26,7 @@
 #define SHIM_TRIES 3
 
 static _Atomic(const struct board *) shim_mapped;
+static struct habit shim_habits[2]; /* of IPv6 and of IPv4 */
 static atomic_uint shim_calls;
 static atomic_uint shim_failures;
 
@@ -88,13 +97,37 @@ static bool shim_is_bound(int number)
 	return KERNEL3(__NR_getsockname, number, name, &length) != 0 || name[1] != 0;
 }
 
+/* Whether the gate makes sockets of a family on the host first. */
+static bool shim_is_host_first(const struct board *b, int family)
+{
+	return b->host_first & (family == SHIM_INET ? BOARD_HOST_FIRST_4 : BOARD_HOST_FIRST_6);
+}
+
+/* Notes where a socket that was made on the host first is connected to, if it is one of TCP. */
+static void shim_note(int number, const struct board *b, const struct board_address *to,
+		      bool in_place)
+{
+	int family = to->is4 ? SHIM_INET : SHIM_INET6, type = 0;
+	struct habit *h = &shim_habits[to->is4];
+	unsigned int length = sizeof(type);
+	bool own = to->where == BOARD_OWN;
+
+	if (shim_is_host_first(b, family) && habit_is_told(h, own, in_place) &&
+	    KERNEL5(__NR_getsockopt, number, SHIM_SOL_SOCKET, SHIM_SO_TYPE, &type, &length) == 0 &&
+	    type == SHIM_STREAM)
+		habit_note(h, own, in_place);
+}
+
 static bool shim_in_place(int number, const struct board *b, const struct board_address *to)
 {
 	struct board_place place = board_place_for(b, to);
+	bool lies = place.verdict == BOARD_IN_PLACE;
 
-	if (place.verdict != BOARD_LOOK)
-		return place.verdict == BOARD_IN_PLACE;
-	return shim_netns(number) == place.netns && !(place.unbound && shim_is_bound(number));
+	if (place.verdict == BOARD_LOOK)
+		lies = shim_netns(number) == place.netns;
+	if (place.verdict != BOARD_ASK)
+		shim_note(number, b, to, lies);
+	return lies && !(place.unbound && place.verdict == BOARD_LOOK && shim_is_bound(number));
 }
 
 /* Whether the shim may decide what is on a board. */
@@ -120,6 +153,23 @@ bool shim_is_relayed(void)
 	const struct board *b = atomic_load(&shim_mapped);
 
 	return b != NULL && (b->untrapped & BOARD_RELAYED || atomic_load(&b->expects));
+}
+
+uint64_t shim_socket_mark(int family, int type, int protocol)
+{
+	const struct board *b = atomic_load(&shim_mapped);
+	bool tcp =
+		(type & SHIM_TYPE_MASK) == SHIM_STREAM && (protocol == 0 || protocol == SHIM_TCP);
+
+	if (b == NULL || (family != SHIM_INET && family != SHIM_INET6))
+		return MARK_ASK;
+	if (!shim_is_host_first(b, family)) /* from the container's beginning to its end */
+		return MARK_PASS;
+	/* Until a socket has been moved, board_place_for takes all sockets for the host's. */
+	return tcp && shim_decides(b) && atomic_load(&b->own_sockets) &&
+			       habit_is_own(&shim_habits[family == SHIM_INET])
+		       ? MARK_PASS
+		       : MARK_ASK;
 }
 
 uint64_t shim_mark(int number, const void *address, size_t length)

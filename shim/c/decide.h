@@ -17,6 +17,11 @@ const struct board *shim_board(void);
  * on, because the socket is where the destination lies; else MARK_ASK. */
 uint64_t shim_mark(int number, const void *address, size_t length);
 
+/* Returns the mark for socket(2): MARK_PASS if the kernel is to make the socket in the container's
+ * own namespace, because the gate makes none of the family on the host, or because the socket is
+ * likely to be connected there (habit.h); else MARK_ASK. It does not ask for the board. */
+uint64_t shim_socket_mark(int family, int type, int protocol);
+
 /* Whether connects and sends of a container are not trapped. B is its board, or NULL. */
 bool shim_is_untrapped(const struct board *b);
 

@@ -5,7 +5,8 @@
  * None of the calls in question uses its sixth argument. The shim puts a mark
  * there, which the filter compares (package filter has the same numbers):
  *
- *   MARK_PASS  the socket is where the destination lies; nobody need be asked
+ *   MARK_PASS  the socket is where the destination lies, or a new one is the container's own;
+ *              nobody need be asked
  *   MARK_ASK   ask, also where the mode is to ask only for the shim's calls
  *
  * A mark is a courtesy, not a right. Who passes what should have been asked meets

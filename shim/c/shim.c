@@ -10,9 +10,10 @@
  * replaces
  *
  *   socket	by taking one of the host sockets that the gate has made in advance
- *		(pool.c);
- *   connect	by a system call with the mark MARK_PASS (marks.h), which the filter
- *		lets through, if the socket is where the destination lies;
+ *		(pool.c), or by a system call with the mark MARK_PASS (marks.h), which the
+ *		filter lets through, if it is to be the container's own;
+ *   connect	by a system call with MARK_PASS, if the socket is where the destination
+ *		lies;
  *   sendto and its kin, likewise, where rules divide the destinations of datagrams
  *		(send.c);
  *   connect, accept, getsockname and getpeername, where IPv4 is translated (translate.c).
@@ -61,14 +62,15 @@ __attribute__((constructor)) static void shim_start(void)
 
 int socket(int family, int type, int protocol)
 {
-	long number = shim_take_socket(family, type, protocol);
+	uint64_t mark = shim_socket_mark(family, type, protocol);
+	long number = mark == MARK_PASS ? -1 : shim_take_socket(family, type, protocol);
 
 	if (number >= 0)
 		return (int)number;
-	number = KERNEL6(__NR_socket, family, type, protocol, 0, 0, MARK_ASK);
+	number = KERNEL6(__NR_socket, family, type, protocol, 0, 0, mark);
 	/* What is parked takes up room in the process's table. */
 	if (number == -SHIM_EMFILE && shim_drop_sockets())
-		number = KERNEL6(__NR_socket, family, type, protocol, 0, 0, MARK_ASK);
+		number = KERNEL6(__NR_socket, family, type, protocol, 0, 0, mark);
 	return (int)shim_result(number);
 }
 

@@ -8,6 +8,8 @@ import (
 	"strings"
 	"sync"
 	"testing"
+
+	"github.com/google/go-cmp/cmp"
 )
 
 // hostFirst are rules by which all IP sockets are created on the host first.
@@ -121,6 +123,25 @@ func TestShimUnknownChildren(t *testing.T) {
 			if !strings.Contains(got, w) {
 				t.Errorf("%s: no %q in\n%s", kind, w, got)
 			}
+		}
+	}
+}
+
+// Sockets that are made for another destination than theirs are as good as others.
+func TestBothWays(t *testing.T) {
+	t.Parallel()
+	a := newArena(t)
+	steps10, steps30 := strings.Repeat("l", 10), strings.Repeat("l", 30)
+	// With a nameable endpoint, the loopback is the container's own.
+	flags := append(hostFirst(), "--endpoint", "named type ipv4 addr "+hostAddr4+" port dynamic nameable")
+	for _, build := range []string{"dynamic", "static"} {
+		got := steps(succeed(t, a.attack(build, flags, "both-ways", steps10+"rrr"+steps30+"rrrlll", allowed4.String())))
+		want := map[string][]string{"guessed": {"some"}, "wrong guesses": {"some"}, "failed": {"0"}}
+		if build == "static" { // the gate does not guess
+			want = map[string][]string{"guessed": {"none"}, "wrong guesses": {"none"}, "failed": {"0"}}
+		}
+		if diff := cmp.Diff(want, got); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", build, diff)
 		}
 	}
 }

@@ -6,6 +6,8 @@
  */
 #include "attack.h"
 
+#include <sys/epoll.h>
+
 #ifndef TCP_FASTOPEN_CONNECT
 #define TCP_FASTOPEN_CONNECT 30
 #endif
@@ -343,7 +345,60 @@ static int reach_passed(int argc, char **argv)
 	return 0;
 }
 
+/* Where sockets are made, and what they become: connections to the loopback and to ADDR. */
+static struct both_ways {
+	struct attack_addr loopback, remote;
+	int listener, guessed, wrong, failed;
+	uint64_t own;
+} both_ways;
+
+/* Connects a socket that has an option set, and is watched by an epoll. */
+static void both_ways_once(bool to_loopback)
+{
+	const struct attack_addr *to = to_loopback ? &both_ways.loopback : &both_ways.remote;
+	int fd = (int)attack_need("socket", socket(AF_INET, SOCK_STREAM, 0)), one = 1, is = 0;
+	int epoll = epoll_create1(EPOLL_CLOEXEC);
+	struct epoll_event event = {.events = EPOLLOUT, .data.fd = fd};
+	socklen_t length = sizeof(is);
+	bool own = attack_netns(fd) == both_ways.own, works;
+
+	both_ways.guessed += own && to_loopback;
+	both_ways.wrong += own && !to_loopback;
+	setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one));
+	epoll_ctl(epoll, EPOLL_CTL_ADD, fd, &event);
+	works = connect(fd, &to->sa, to->len) == 0 &&
+		(attack_netns(fd) == both_ways.own) == to_loopback &&
+		getsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &is, &length) == 0 && is &&
+		epoll_wait(epoll, &event, 1, -1) == 1 && event.data.fd == fd;
+	if (works && to_loopback)
+		close((int)attack_need("accept", accept(both_ways.listener, NULL, NULL)));
+	both_ways.failed += !works;
+	close(epoll);
+	close(fd);
+}
+
+/* "both-ways STEPS ADDR": l is a connection to the loopback, r one to ADDR. */
+static int reach_both_ways(int argc, char **argv)
+{
+	struct attack_addr *loopback = &both_ways.loopback;
+
+	both_ways.own = attack_netns(socket(AF_UNIX, SOCK_STREAM, 0));
+	both_ways.remote = attack_addr(argv[argc - 1]);
+	*loopback = attack_addr("127.0.0.1:0");
+	both_ways.listener = (int)attack_need("socket", socket(AF_INET, SOCK_STREAM, 0));
+	attack_need("bind", bind(both_ways.listener, &loopback->sa, loopback->len));
+	attack_need("listen", listen(both_ways.listener, 8));
+	attack_need("name", getsockname(both_ways.listener, &loopback->sa, &loopback->len));
+	for (const char *step = argv[0]; *step != '\0'; step++)
+		both_ways_once(*step == 'l');
+	attack_note("guessed", "%s", both_ways.guessed > 0 ? "some" : "none");
+	attack_note("wrong guesses", "%s", both_ways.wrong > 0 ? "some" : "none");
+	attack_note("failed", "%d", both_ways.failed);
+	return 0;
+}
+
 const struct attack_case reach_cases[] = {
+	{"both-ways", reach_both_ways},
 	{"reach", reach},
 	{"passed", reach_passed},
 	{0},
