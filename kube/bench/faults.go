@@ -90,7 +90,7 @@ func (f *figures) countWatches(ctx context.Context) error {
 // watching waits until each node has had so many watches since the stage began, and adds how many nodes
 // have, and when. A watch that ends and is opened anew is the reason not to want all at the same time.
 func (f *figures) watching(ctx context.Context, s *stage, what string, want int64) error {
-	first := map[string]time.Duration{} // by node
+	first := map[string]time.Duration{}              // by node
 	err := pollEach(ctx, time.Second, func() error { // each look costs CPU time
 		a, err := f.fleet.ask(askTraffic)
 		if err != nil {

@@ -55,7 +55,7 @@ func parse(args []string, help io.Writer) (*options, error) {
 	f.IntVar(&o.rounds, "rounds", 5, "how often each resource is changed")
 	f.DurationVar(&o.idle, "idle", time.Minute, "how long nothing changes, to see what watches cost then")
 	f.DurationVar(&o.down, "down", 20*time.Second, "how long the API server is away")
-	f.DurationVar(&o.limit, "limit", 15*time.Minute, "how long each figure may take; what nodes have done until then is written")
+	f.DurationVar(&o.limit, "limit", 15*time.Minute, "how long a round of a figure may take; what nodes have done until then is written")
 	f.StringVar(&o.only, "only", "", "what is measured: "+changes+", "+faults+", or "+watches+" (which has no nodes, but as many clients)")
 	f.BoolVar(&o.flows, "flows", true, "the FlowSchemas of deploy/ are there")
 	f.StringVar(&o.agent, "agent", "", "tsugiki's binary, whose agent serves the one node")
