@@ -256,7 +256,7 @@ func (f *figures) written(ctx context.Context, s *stage, c *change, pods int) er
 		if n := done(s.since(total(&a)), "UPDATE pods/status"); n < int64(pods) {
 			return fmt.Errorf("%d of %d conditions are written", n, pods)
 		}
-		m, err := f.server.Metrics()
+		m, err := f.metrics()
 		if err != nil {
 			return err
 		}

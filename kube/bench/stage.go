@@ -21,7 +21,7 @@ type stage struct {
 
 // begin begins a stage with a running API server.
 func (f *figures) begin(name string) (*stage, error) {
-	m, err := f.server.Metrics()
+	m, err := f.metrics()
 	if err != nil {
 		return nil, err
 	}
@@ -31,6 +31,20 @@ func (f *figures) begin(name string) (*stage, error) {
 	}
 	s.server = m
 	return s, nil
+}
+
+// metricsTries is how often the API server is asked for its metrics: one that has just started under load
+// may not end its answer within its limit of a minute.
+const metricsTries = 5
+
+func (f *figures) metrics() (m kubetest.Metrics, err error) {
+	for range metricsTries {
+		if m, err = f.server.Metrics(); err == nil {
+			break
+		}
+		time.Sleep(pollInterval)
+	}
+	return m, err
 }
 
 // beginAway begins a stage without an API server.
@@ -111,7 +125,7 @@ func (s *stage) end(all bool) error {
 	if err != nil {
 		return err
 	}
-	m, err := s.f.server.Metrics()
+	m, err := s.f.metrics()
 	if err != nil {
 		return err
 	}

@@ -145,7 +145,7 @@ type usage struct {
 }
 
 func (f *figures) usage() (u usage, err error) {
-	m, err := f.server.Metrics()
+	m, err := f.metrics()
 	if err != nil {
 		return u, err
 	}
