@@ -76,10 +76,8 @@ func (w *world) build(ctx context.Context) error {
 			return err
 		}
 	}
-	settle, cancel := context.WithTimeout(ctx, w.o.limit)
-	defer cancel()
 	if w.o.only == watches {
-		return errors.Join(w.resources(ctx), w.startCluster(ctx), w.settle(settle))
+		return errors.Join(w.resources(ctx), w.startCluster(ctx), w.settle(ctx))
 	}
 	kwok := kubetest.Program(w.t, "kwok")
 	stages := filepath.Join(dir, "kwok.yaml")
@@ -99,7 +97,7 @@ func (w *world) build(ctx context.Context) error {
 	if err := w.startCluster(ctx); err != nil {
 		return err
 	}
-	if err := w.settle(settle); err != nil {
+	if err := w.settle(ctx); err != nil {
 		return err
 	}
 	fmt.Fprintf(w.progress, "%d nodes, %d pods and %d endpoints are there after %.0f s\n", w.o.nodes, w.o.pods, w.o.endpoints, time.Since(began).Seconds())
@@ -235,6 +233,8 @@ func (w *world) nodesAndPods(ctx context.Context) error {
 
 // settle waits until kwok runs all pods, and all endpoints and policies have their status.
 func (w *world) settle(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, max(w.o.limit, settleLimit))
+	defer cancel()
 	return pollEach(ctx, settleInterval, func() error {
 		if w.kwok != nil && w.kwok.Ended() {
 			w.t.Fatalf("kwok has ended: %s", strings.TrimSpace(w.kwok.Log()))
@@ -303,6 +303,8 @@ const (
 	pollInterval = 250 * time.Millisecond
 	// settleInterval is that pause where a look costs the API server much: it reads all pods from etcd.
 	settleInterval = 2 * time.Second
+	// settleLimit is for hangs only.
+	settleLimit = 15 * time.Minute
 )
 
 // poll looks until a check returns nil, or ctx ends.
