@@ -33,7 +33,9 @@ func (f *figures) restart(ctx context.Context) error {
 		return err
 	}
 	f.server.Server.Start()
-	f.server.Await()
+	if err := poll(ctx, f.server.Ready); err != nil { // all nodes connect meanwhile
+		return err
+	}
 	back.add("ready", "", "ms", milliseconds(time.Since(back.began)))
 	if err := errors.Join(f.watching(ctx, back, "with all watches", f.watches), back.end(true)); err != nil {
 		return err

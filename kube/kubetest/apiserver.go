@@ -93,20 +93,26 @@ func (a *APIServer) Await() {
 		if a.Server.Ended() {
 			a.t.Fatalf("kube-apiserver has ended")
 		}
-		client, err := rest.HTTPClientFor(a.Config("admin"))
-		if err != nil {
-			return err
-		}
-		r, err := client.Get(a.url() + "/readyz")
-		if err != nil {
-			return err
-		}
-		r.Body.Close()
-		if r.StatusCode != http.StatusOK {
-			return fmt.Errorf("the API server is not ready: %s", r.Status)
-		}
-		return nil
+		return a.Ready()
 	})
+}
+
+// Ready returns an error if the API server is not ready.
+func (a *APIServer) Ready() error {
+	client, err := rest.HTTPClientFor(a.Config("admin"))
+	if err != nil {
+		return err
+	}
+	defer client.CloseIdleConnections()
+	r, err := client.Get(a.url() + "/readyz")
+	if err != nil {
+		return err
+	}
+	r.Body.Close()
+	if r.StatusCode != http.StatusOK {
+		return fmt.Errorf("the API server is not ready: %s", r.Status)
+	}
+	return nil
 }
 
 func (a *APIServer) url() string { return fmt.Sprintf("https://%s:%d", testkit.HostAddr4, apiPort) }
