@@ -3,6 +3,7 @@ package main
 import (
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/http"
 	"path/filepath"
@@ -68,11 +69,11 @@ func (a *agents) await(pods int, right func(*api.Grant) bool) *change {
 	return c
 }
 
-// has returns how many pods have the right grant.
-func (a *agents) has(c *change) int {
+// has returns how many pods have the right grant, and when each node has put its last one.
+func (a *agents) has(c *change) (pods int, nodes map[string]time.Duration) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return len(c.pods)
+	return len(c.pods), maps.Clone(c.nodes)
 }
 
 // put notes a grant that an agent has.

@@ -33,6 +33,9 @@ func TestFleet(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	if len(report.Notes) > 0 {
+		t.Fatalf("the bench notes %q", report.Notes)
+	}
 	watches := valuesOf(report, "install", "watches of a node", "")
 	if len(watches) != 1 || watches[0] < 4 {
 		t.Fatalf("a node has %v watches, want pods, policies, endpoints and namespaces", watches)
@@ -80,6 +83,29 @@ func TestFleet(t *testing.T) {
 	}
 }
 
+// TestWatchesByName compares watches of all endpoints with watches by name, of a few clients.
+func TestWatchesByName(t *testing.T) {
+	o, err := parse(strings.Fields("-only watches -nodes 3 -pods 30 -endpoints 20 -rounds 1 -idle 100ms"), io.Discard)
+	if err != nil {
+		t.Fatal(err)
+	}
+	report, err := bench(t.Context(), t, o, io.Discard)
+	if err != nil || len(report.Notes) > 0 {
+		t.Fatalf("%v, notes %q", err, report.Notes)
+	}
+	more := map[string]float64{}
+	for way := range ways {
+		values := valuesOf(report, "watches", "goroutines of kube-apiserver, more for a client", way)
+		if len(values) != 1 {
+			t.Fatalf("%s: goroutines %v, want one value", way, values)
+		}
+		more[way] = values[0]
+	}
+	if more["by name"] <= more["all"] {
+		t.Errorf("the API server has %v goroutines more for watches by name, and %v for one of all", more["by name"], more["all"])
+	}
+}
+
 func valuesOf(r *measure.Report, test, metric, mode string) []float64 {
 	for _, res := range r.Results {
 		if res.Test == test && res.Metric == metric && res.Mode == mode {
@@ -101,6 +127,7 @@ func TestUsage(t *testing.T) {
 		"-down 0s -idle 1m":     "positive durations",
 		"-per-process 0":        "nodes of a process",
 		"-namespaces 0 -pods 1": "namespaces",
+		"-only nodes":           `-only "nodes"`,
 	} {
 		var stdout, stderr bytes.Buffer
 		if code := run(strings.Fields(args), &stdout, &stderr); code != 2 {

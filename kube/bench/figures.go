@@ -2,7 +2,9 @@ package main
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -23,28 +25,41 @@ type figures struct {
 	watches int64
 }
 
+// What -only selects. Without it, changes and faults are measured.
+const (
+	changes = "changes"
+	faults  = "faults"
+	watches = "watches"
+)
+
+// figure is one of them.
+type figure struct {
+	name  string
+	of    []string // what -only selects it
+	times int
+	do    func(context.Context) error
+}
+
 func (f *figures) run(ctx context.Context) error {
-	for _, figure := range []struct {
-		name  string
-		times int
-		do    func(context.Context) error
-	}{
-		{"install", 1, f.install},
-		{"idle", 1, f.idle},
-		{"policy changed", f.o.rounds, f.policy},
-		{"unused endpoint changed", f.o.rounds, f.unused},
-		{"endpoint withdrawn", f.o.rounds, f.withdraw},
-		{"memory", 1, f.memory},
-		{"API server restarted", 1, f.restart},
-		{"nodes restarted", 1, f.again},
+	for _, g := range []figure{
+		{"install", []string{changes, faults}, 1, f.install},
+		{"idle", []string{changes}, 1, f.idle},
+		{"policy changed", []string{changes}, f.o.rounds, f.policy},
+		{"unused endpoint changed", []string{changes}, f.o.rounds, f.unused},
+		{"endpoint withdrawn", []string{changes}, f.o.rounds, f.withdraw},
+		{"memory", []string{changes}, 1, f.memory},
+		{"API server restarted", []string{faults}, 1, f.restart},
+		{"nodes restarted", []string{faults}, 1, f.again},
+		{"watches", []string{watches}, 1, f.watchesByName},
 	} {
-		began := time.Now()
-		for range figure.times {
-			if err := figure.do(ctx); err != nil {
-				return fmt.Errorf("%s: %w", figure.name, err)
-			}
+		if f.o.only != "" && !slices.Contains(g.of, f.o.only) || f.o.only == "" && slices.Contains(g.of, watches) {
+			continue
 		}
-		fmt.Fprintf(f.progress, "%s: %.0f s\n", figure.name, time.Since(began).Seconds())
+		began := time.Now()
+		if err := f.limited(ctx, &g); err != nil {
+			return fmt.Errorf("%s: %w", g.name, err)
+		}
+		fmt.Fprintf(f.progress, "%s: %.0f s\n", g.name, time.Since(began).Seconds())
 		f.report.Finish(nil)
 		if f.o.output.File == "" {
 			continue
@@ -56,16 +71,38 @@ func (f *figures) run(ctx context.Context) error {
 	return nil
 }
 
-// wait waits until all pods have the right grant.
-func (f *figures) wait(ctx context.Context, c *change) error {
+// limited measures a figure. If one time takes longer than the limit, it says so in the report, and that
+// was the last time.
+func (f *figures) limited(ctx context.Context, g *figure) error {
+	for range g.times {
+		limited, cancel := context.WithTimeout(ctx, f.o.limit)
+		err := g.do(limited)
+		cancel()
+		if errors.Is(err, context.DeadlineExceeded) && ctx.Err() == nil {
+			f.report.Note("%s: not done after %v: %s", g.name, f.o.limit, strings.ReplaceAll(err.Error(), "\n", ": "))
+			return nil
+		}
+		if err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// wait waits until all pods have the right grant, and adds when those of each node were put.
+func (f *figures) wait(ctx context.Context, s *stage, c *change) (err error) {
 	select {
 	case <-c.done:
-		return nil
-	case <-time.After(pollLimit):
-		return fmt.Errorf("%d of %d pods have the right grant", f.agents.has(c), c.want)
 	case <-ctx.Done():
-		return ctx.Err()
+		err = ctx.Err()
 	}
+	pods, nodes := f.agents.has(c)
+	if err != nil {
+		err = fmt.Errorf("%d of %d pods have the right grant: %w", pods, c.want, err)
+	}
+	s.add("nodes that put grants", "", "", float64(len(nodes)))
+	s.addEach("last grant of a node put", nodes)
+	return err
 }
 
 // given tells whether a grant has both rules, and the egress rule a destination.
@@ -85,17 +122,11 @@ func (f *figures) install(ctx context.Context) error {
 		return err
 	}
 	f.t.Cleanup(f.fleet.stop)
-	if err := f.wait(ctx, c); err != nil {
-		return err
+	err = f.wait(ctx, s, c)
+	if err == nil {
+		err = f.written(ctx, s, c, f.o.pods)
 	}
-	s.converged(c)
-	if err := f.written(ctx, s, c, f.o.pods); err != nil {
-		return err
-	}
-	if err := s.end(true); err != nil {
-		return err
-	}
-	return f.countWatches(ctx)
+	return errors.Join(err, s.end(true), f.countWatches(ctx))
 }
 
 // idle is a time in which nothing changes but what kwok writes.
@@ -118,11 +149,9 @@ func (f *figures) policy(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	c, err := f.changePolicy(ctx)
-	if err != nil {
+	if err := f.changePolicy(ctx, s); err != nil {
 		return err
 	}
-	s.converged(c)
 	// One event is the policy's, and one its status's.
 	if err := f.eachNode(ctx, s, "graftpolicies", 2); err != nil {
 		return err
@@ -131,16 +160,16 @@ func (f *figures) policy(ctx context.Context) error {
 }
 
 // changePolicy gives all pods of the first namespace another destination.
-func (f *figures) changePolicy(ctx context.Context) (*change, error) {
+func (f *figures) changePolicy(ctx context.Context, s *stage) error {
 	f.round++
 	to := destination(f.round)
 	c := f.agents.await(f.podsPerNamespace(), func(g *api.Grant) bool { return given(g, to) })
 	p := &v1alpha1.GraftPolicy{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: namespaceName(0)}}
 	err := f.patch(ctx, p, fmt.Sprintf(`{"spec": {"egress": [{"endpoint": %q, "to": [%q]}]}}`, endpointName(1), to))
 	if err == nil {
-		err = f.wait(ctx, c)
+		err = f.wait(ctx, s, c)
 	}
-	return c, err
+	return err
 }
 
 // unused changes an endpoint that no policy names. All nodes hear of it, and none has anything to do.
@@ -172,16 +201,12 @@ func (f *figures) withdraw(ctx context.Context) error {
 		c := f.agents.await(f.podsPerNamespace(), func(g *api.Grant) bool { return (g.Refused == "") == (step.label == "shop") })
 		err = f.patch(ctx, e, fmt.Sprintf(`{"spec": {"allowedPods": [{"namespaceSelector": {"matchLabels": {"team": %q}}}]}}`, step.label))
 		if err == nil {
-			err = f.wait(ctx, c)
+			err = f.wait(ctx, s, c)
 		}
-		if err != nil {
-			return err
+		if err == nil {
+			err = f.written(ctx, s, c, f.podsPerNamespace())
 		}
-		s.converged(c)
-		if err := f.written(ctx, s, c, f.podsPerNamespace()); err != nil {
-			return err
-		}
-		if err := s.end(false); err != nil {
+		if err := errors.Join(err, s.end(false)); err != nil {
 			return err
 		}
 	}
@@ -219,112 +244,6 @@ func (f *figures) memory(context.Context) error {
 	return nil
 }
 
-// restart kills the API server, and starts it again.
-func (f *figures) restart(ctx context.Context) error {
-	away, err := f.begin("API server away")
-	if err != nil {
-		return err
-	}
-	f.server.Server.Kill()
-	if err := f.watching(ctx, 0); err != nil {
-		return err
-	}
-	select {
-	case <-time.After(f.o.down):
-	case <-ctx.Done():
-		return ctx.Err()
-	}
-	if err := away.endAway(); err != nil {
-		return err
-	}
-	back, err := f.beginAway("API server back")
-	if err != nil {
-		return err
-	}
-	f.server.Server.Start()
-	f.server.Await()
-	began := time.Now()
-	back.add("ready", "", "ms", milliseconds(began.Sub(back.began)))
-	if err := f.watching(ctx, f.watches); err != nil {
-		return err
-	}
-	back.add("all watches open", "after ready", "ms", milliseconds(time.Since(began)))
-	if err := back.end(true); err != nil {
-		return err
-	}
-	s, err := f.begin("policy changed after that")
-	if err != nil {
-		return err
-	}
-	c, err := f.changePolicy(ctx)
-	if err != nil {
-		return err
-	}
-	s.converged(c)
-	return s.end(false)
-}
-
-// countWatches notes how many watches each node has, once that is the same number for all.
-func (f *figures) countWatches(ctx context.Context) error {
-	err := poll(ctx, func() error {
-		a, err := f.fleet.ask(askTraffic)
-		if err != nil {
-			return err
-		}
-		f.watches = a.Nodes[nodeName(0)].Watches
-		for name, t := range a.Nodes {
-			if t.Watches != f.watches {
-				return fmt.Errorf("%s has %d watches, and %s %d", name, t.Watches, nodeName(0), f.watches)
-			}
-		}
-		return nil
-	})
-	f.report.Add(measure.Metric{Test: "install", Name: "watches of a node"}, "", float64(f.watches))
-	return err
-}
-
-// watching waits until each node has so many watches.
-func (f *figures) watching(ctx context.Context, want int64) error {
-	return poll(ctx, func() error {
-		a, err := f.fleet.ask(askTraffic)
-		if err != nil {
-			return err
-		}
-		others := 0
-		for _, t := range a.Nodes {
-			if t.Watches != want {
-				others++
-			}
-		}
-		if others > 0 {
-			return fmt.Errorf("%d nodes do not have %d watches", others, want)
-		}
-		return nil
-	})
-}
-
-// again kills the controllers of all nodes, and starts them all at once, as a cluster does whose
-// nodes come back from a power failure. Pods and resources are as before.
-func (f *figures) again(ctx context.Context) error {
-	f.fleet.stop()
-	s, err := f.begin("nodes restarted")
-	if err != nil {
-		return err
-	}
-	c := f.agents.await(f.o.pods, func(g *api.Grant) bool { return g.Refused == "" })
-	if err := f.startNodes(); err != nil {
-		return err
-	}
-	if err := f.wait(ctx, c); err != nil {
-		return err
-	}
-	s.converged(c)
-	if err := f.watching(ctx, f.watches); err != nil {
-		return err
-	}
-	return s.end(true)
-}
-
 // written waits until the conditions of so many pods are written after a change, and nothing else is
 // written any more, and adds when that was.
 func (f *figures) written(ctx context.Context, s *stage, c *change, pods int) error {
@@ -337,7 +256,7 @@ func (f *figures) written(ctx context.Context, s *stage, c *change, pods int) er
 		if n := done(s.since(total(&a)), "UPDATE pods/status"); n < int64(pods) {
 			return fmt.Errorf("%d of %d conditions are written", n, pods)
 		}
-		m, err := f.server.Metrics()
+		m, err := f.metrics()
 		if err != nil {
 			return err
 		}

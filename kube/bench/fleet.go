@@ -92,7 +92,7 @@ func (f *fleet) ask(question string) (answer, error) {
 			return err
 		})
 	}
-	sum := answer{Nodes: map[string]traffic{}, Seconds: map[int64]int64{}}
+	sum := answer{Nodes: map[string]traffic{}, Seconds: map[int64]int64{}, Longest: map[string]float64{}}
 	if err := all.Wait(); err != nil {
 		return sum, err
 	}
@@ -103,6 +103,7 @@ func (f *fleet) ask(question string) (answer, error) {
 		for second, n := range list[i].Seconds {
 			sum.Seconds[second] += n
 		}
+		sum.addWaits(list[i].Longest, list[i].Pause)
 		sum.CPU += list[i].CPU
 		sum.RSS += list[i].RSS
 		sum.Heap += list[i].Heap

@@ -3,6 +3,8 @@
 //
 //	go -C kube run ./bench -nodes 1000 -pods 10000 -endpoints 1000
 //	go -C kube run ./bench -nodes 1 -pods 300 -namespaces 1 -agent ../bin/tsugiki
+//	go -C kube run ./bench -only faults -limit 6m
+//	go -C kube run ./bench -only watches -nodes 500
 //
 // The API server, etcd and the controllers are real; each controller has its own connection, with the
 // token of its node. kwok stands for kubelets: it writes the status of nodes and pods. The agents are
@@ -20,6 +22,7 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 
 	"github.com/tsugiki/tsugiki/bench/measure"
@@ -31,7 +34,9 @@ import (
 type options struct {
 	nodes, pods, endpoints, namespaces int
 	perProcess, rounds                 int
-	idle, down                         time.Duration
+	idle, down, limit                  time.Duration
+	only                               string
+	flows                              bool
 	agent                              string
 	output                             program.Output
 }
@@ -50,6 +55,9 @@ func parse(args []string, help io.Writer) (*options, error) {
 	f.IntVar(&o.rounds, "rounds", 5, "how often each resource is changed")
 	f.DurationVar(&o.idle, "idle", time.Minute, "how long nothing changes, to see what watches cost then")
 	f.DurationVar(&o.down, "down", 20*time.Second, "how long the API server is away")
+	f.DurationVar(&o.limit, "limit", 15*time.Minute, "how long a round of a figure may take; what nodes have done until then is written")
+	f.StringVar(&o.only, "only", "", "what is measured: "+changes+", "+faults+", or "+watches+" (which has no nodes, but as many clients)")
+	f.BoolVar(&o.flows, "flows", true, "the FlowSchemas of deploy/ are there")
 	f.StringVar(&o.agent, "agent", "", "tsugiki's binary, whose agent serves the one node")
 	o.output.Flags(f)
 	if err := program.Parse(f, args, help); err != nil {
@@ -62,8 +70,10 @@ func parse(args []string, help io.Writer) (*options, error) {
 		return nil, fmt.Errorf("%d pods, want a multiple of %d: as many of each namespace on each node", o.pods, o.nodes*o.namespaces)
 	case o.endpoints < o.namespaces+2:
 		return nil, fmt.Errorf("%d endpoints, want %d or more: one for servers, one for each namespace, and one that nobody uses", o.endpoints, o.namespaces+2)
-	case o.rounds < 1 || o.rounds > 99 || o.idle <= 0 || o.down <= 0:
+	case o.rounds < 1 || o.rounds > 99 || o.idle <= 0 || o.down <= 0 || o.limit <= 0:
 		return nil, errors.New("want 1 to 99 rounds, and positive durations")
+	case !slices.Contains([]string{"", changes, faults, watches}, o.only):
+		return nil, fmt.Errorf("-only %q, want %s, %s or %s", o.only, changes, faults, watches)
 	case o.agent != "" && o.nodes != 1:
 		return nil, errors.New("-agent is for one node")
 	}

@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"context"
 	"io"
+	"maps"
 	"net"
 	"net/http"
+	"strconv"
 	"strings"
 	"sync"
 	"time"
@@ -55,10 +57,62 @@ type meter struct {
 	mu      sync.Mutex // guards what follows
 	sum     traffic
 	seconds map[int64]int64 // requests by the second of Unix time
+	// began says since when a request of a kind and a path has had no success. Requests that were turned
+	// away, or had no answer, are made again.
+	began   map[string]time.Time
+	longest map[string]float64 // seconds until a request had success, by verb
+	pause   float64            // the longest that an answer has asked for, in seconds
 }
 
 func newMeter() *meter {
-	return &meter{sum: traffic{Calls: map[string]calls{}}, seconds: map[int64]int64{}}
+	return &meter{
+		sum: traffic{Calls: map[string]calls{}}, seconds: map[int64]int64{}, began: map[string]time.Time{}, longest: map[string]float64{},
+	}
+}
+
+// waits returns the longest waits, and forgets them if a stage begins.
+func (m *meter) waits(forget bool) (longest map[string]float64, pause float64) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	longest, pause = maps.Clone(m.longest), m.pause
+	if forget {
+		clear(m.longest)
+		m.pause = 0
+	}
+	return longest, pause
+}
+
+// addWaits keeps the longest waits.
+func (a *answer) addWaits(longest map[string]float64, pause float64) {
+	for verb, seconds := range longest {
+		a.Longest[verb] = max(a.Longest[verb], seconds)
+	}
+	a.Pause = max(a.Pause, pause)
+}
+
+// begin notes that a request is made, perhaps again.
+func (m *meter) begin(key string) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if m.began[key].IsZero() {
+		m.began[key] = time.Now()
+	}
+}
+
+// answered notes the answer to a request.
+func (m *meter) answered(key, verb string, resp *http.Response) {
+	m.mu.Lock()
+	defer m.mu.Unlock()
+	if seconds, err := strconv.Atoi(resp.Header.Get("Retry-After")); err == nil {
+		m.pause = max(m.pause, float64(seconds))
+	}
+	if resp.StatusCode == http.StatusTooManyRequests || resp.StatusCode >= http.StatusInternalServerError {
+		return
+	}
+	if resp.StatusCode < http.StatusBadRequest {
+		m.longest[verb] = max(m.longest[verb], time.Since(m.began[key]).Seconds())
+	}
+	delete(m.began, key)
 }
 
 // read returns what was counted until now.
@@ -139,12 +193,16 @@ type meteredTransport struct {
 
 func (t meteredTransport) RoundTrip(r *http.Request) (*http.Response, error) {
 	what := kindOf(r)
+	verb, _, _ := strings.Cut(what, " ")
+	key := what + " " + r.URL.Path
 	t.meter.add(what, calls{Requests: 1})
+	t.meter.begin(key)
 	resp, err := t.next.RoundTrip(r)
 	if err != nil {
 		t.meter.add(what, calls{Failed: 1})
 		return nil, err
 	}
+	t.meter.answered(key, verb, resp)
 	watch := false
 	switch {
 	case resp.StatusCode == http.StatusTooManyRequests:

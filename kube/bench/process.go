@@ -63,6 +63,7 @@ type nodeOrder struct {
 
 // Questions to a process.
 const (
+	askBegin   = "begin" // is askTraffic when a stage begins
 	askTraffic = "traffic"
 	askMemory  = "memory" // collects garbage first
 )
@@ -72,6 +73,8 @@ type answer struct {
 	Nodes   map[string]traffic `json:"nodes,omitempty"` // by node
 	Cluster traffic            `json:"cluster"`
 	Seconds map[int64]int64    `json:"seconds,omitempty"` // requests of all nodes by the second of Unix time
+	Longest map[string]float64 `json:"longest,omitempty"` // seconds until a request had success since a stage began, by verb
+	Pause   float64            `json:"pause"`             // the longest that an answer has asked for since then, in seconds
 	CPU     time.Duration      `json:"cpu"`               // of the process until now
 	RSS     uint64             `json:"rss"`               // resident memory before garbage was collected, in bytes
 	Heap    uint64             `json:"heap"`              // objects of askMemory, in bytes
@@ -187,10 +190,11 @@ func (c *controllers) startCluster(ctx context.Context) error {
 }
 
 func (c *controllers) answer(question string) (a answer, err error) {
-	a = answer{Nodes: map[string]traffic{}, Seconds: map[int64]int64{}, Cluster: c.whole.read()}
+	a = answer{Nodes: map[string]traffic{}, Seconds: map[int64]int64{}, Longest: map[string]float64{}, Cluster: c.whole.read()}
 	for name, m := range c.nodes {
 		a.Nodes[name] = m.read()
 		m.eachSecond(a.Seconds)
+		a.addWaits(m.waits(question == askBegin))
 	}
 	var used unix.Rusage
 	if err := unix.Getrusage(unix.RUSAGE_SELF, &used); err != nil {

@@ -21,7 +21,7 @@ type stage struct {
 
 // begin begins a stage with a running API server.
 func (f *figures) begin(name string) (*stage, error) {
-	m, err := f.server.Metrics()
+	m, err := f.metrics()
 	if err != nil {
 		return nil, err
 	}
@@ -33,9 +33,23 @@ func (f *figures) begin(name string) (*stage, error) {
 	return s, nil
 }
 
+// metricsTries is how often the API server is asked for its metrics: one that has just started under load
+// may not end its answer within its limit of a minute.
+const metricsTries = 5
+
+func (f *figures) metrics() (m kubetest.Metrics, err error) {
+	for range metricsTries {
+		if m, err = f.server.Metrics(); err == nil {
+			break
+		}
+		time.Sleep(pollInterval)
+	}
+	return m, err
+}
+
 // beginAway begins a stage without an API server.
 func (f *figures) beginAway(name string) (*stage, error) {
-	a, err := f.fleet.ask(askTraffic)
+	a, err := f.fleet.ask(askBegin)
 	return &stage{f: f, name: name, began: time.Now(), before: a}, err
 }
 
@@ -45,17 +59,16 @@ func (s *stage) add(metric, mode, unit string, value float64) {
 	s.f.report.Add(measure.Metric{Test: s.name, Name: metric, Unit: unit}, mode, value)
 }
 
-// converged adds how long nodes took to put their last grant.
-func (s *stage) converged(c *change) {
-	var values []float64
-	for _, d := range c.nodes {
-		values = append(values, milliseconds(d))
+// addEach adds how long after the beginning something was done by each node that has done it.
+func (s *stage) addEach(metric string, nodes map[string]time.Duration) {
+	var list []float64
+	for _, d := range nodes {
+		list = append(list, milliseconds(d))
 	}
-	slices.Sort(values)
-	s.add("nodes that put grants", "", "", float64(len(values)))
-	s.add("last grant of a node put", "p50", "ms", percentile(values, 50))
-	s.add("last grant of a node put", "p99", "ms", percentile(values, 99))
-	s.add("last grant of a node put", "max", "ms", percentile(values, 100))
+	slices.Sort(list)
+	s.add(metric, "p50", "ms", percentile(list, 50))
+	s.add(metric, "p99", "ms", percentile(list, 99))
+	s.add(metric, "max", "ms", percentile(list, 100))
 }
 
 // percentile is the value of a sorted list below or at which so many hundredths are.
@@ -112,7 +125,7 @@ func (s *stage) end(all bool) error {
 	if err != nil {
 		return err
 	}
-	m, err := s.f.server.Metrics()
+	m, err := s.f.metrics()
 	if err != nil {
 		return err
 	}
@@ -158,6 +171,9 @@ func (s *stage) addTraffic(after *answer, took float64, all bool) {
 		if all && c.Requests != 0 {
 			s.add("requests of all nodes", what, "", float64(c.Requests))
 		}
+		if c.Throttled != 0 {
+			s.add("requests of all nodes", what+": 429", "", float64(c.Throttled))
+		}
 		if c.Bytes != 0 {
 			s.add("answers to a node", what, "KiB", float64(c.Bytes)/nodes/1024)
 		}
@@ -173,6 +189,10 @@ func (s *stage) addTraffic(after *answer, took float64, all bool) {
 		}
 	}
 	s.add("requests of all nodes a second", "peak", "1/s", float64(peak))
+	for _, verb := range slices.Sorted(maps.Keys(after.Longest)) {
+		s.add("longest time until a request had success", verb, "s", after.Longest[verb])
+	}
+	s.add("longest pause that the API server has asked for", "", "s", after.Pause)
 	s.add("CPU time", "controllers of all nodes", "s", (after.CPU - s.before.CPU).Seconds())
 }
 
@@ -191,6 +211,7 @@ func (s *stage) addServer(after kubetest.Metrics, took float64, all bool) {
 			s.add("events sent to all watches", resource, "", n)
 		}
 	}
+	s.addFairness(after)
 	if !all && s.name != "idle" {
 		return
 	}
@@ -213,25 +234,24 @@ func (s *stage) addServer(after kubetest.Metrics, took float64, all bool) {
 		}
 	}
 	s.add("requests at the API server a second, of anybody", "all", "1/s", sum)
-	s.addFairness(after)
 }
 
 // addFairness adds how long requests have waited in the queues of the API server's priority and fairness,
-// and how many it has turned away, by the level of priority.
+// and how many it has turned away, by the level of priority and the FlowSchema.
 func (s *stage) addFairness(after kubetest.Metrics) {
 	waits, seconds, away := map[string]float64{}, map[string]float64{}, map[string]float64{}
 	for m, times := range map[*kubetest.Metrics]float64{&after: 1, &s.server: -1} {
 		m.Each("apiserver_flowcontrol_request_wait_duration_seconds", func(labels map[string]string, value, sum float64) {
-			waits[labels["priority_level"]] += times * value
-			seconds[labels["priority_level"]] += times * sum
+			waits[flowOf(labels)] += times * value
+			seconds[flowOf(labels)] += times * sum
 		})
 		m.Each("apiserver_flowcontrol_rejected_requests_total", func(labels map[string]string, value, _ float64) {
-			away[labels["priority_level"]+": "+labels["reason"]] += times * value
+			away[flowOf(labels)+": "+labels["reason"]] += times * value
 		})
 	}
-	for _, level := range slices.Sorted(maps.Keys(waits)) {
-		if n := waits[level]; n > 0 {
-			s.add("wait in a queue of priority and fairness", level+": mean", "ms", seconds[level]/n*1000)
+	for _, flow := range slices.Sorted(maps.Keys(waits)) {
+		if n := waits[flow]; n > 0 {
+			s.add("wait in a queue of priority and fairness", flow+": mean", "ms", seconds[flow]/n*1000)
 		}
 	}
 	for _, reason := range slices.Sorted(maps.Keys(away)) {
@@ -239,6 +259,10 @@ func (s *stage) addFairness(after kubetest.Metrics) {
 			s.add("requests turned away by priority and fairness", reason, "", n)
 		}
 	}
+}
+
+func flowOf(labels map[string]string) string {
+	return labels["priority_level"] + ", " + labels["flow_schema"]
 }
 
 // writes is how many requests the API server has had that write, but for leases of nodes.

@@ -14,6 +14,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
+	flowcontrolv1 "k8s.io/api/flowcontrol/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -63,16 +64,22 @@ func (w *world) podsPerNamespace() int { return w.o.pods / w.o.namespaces }
 func (w *world) build(ctx context.Context) error {
 	top := testkit.Build(w.t, testkit.Options{})
 	w.place = top.Host
-	kwok := kubetest.Program(w.t, "kwok")
 	dir, err := os.MkdirTemp("", "kube-bench-") // short: paths of sockets are
 	if err != nil {
 		return err
 	}
 	w.t.Cleanup(func() { os.RemoveAll(dir) })
 	w.server = kubetest.StartAPIServer(w.t, w.place, w.place)
-	w.admin = kubetest.Client(w.t, w.server.Config("admin"))
-	kubetest.CreateFiles(w.t, w.admin, []string{"DaemonSet", "Deployment"}, "crds/*.yaml", "manifests/namespace.yaml", "manifests/rbac.yaml", "manifests/admission.yaml")
-	testkit.Eventually(w.t, func() error { return w.admin.List(ctx, &v1alpha1.GraftPolicyList{}) })
+	w.admin = w.server.Deploy()
+	if !w.o.flows {
+		if err := w.admin.DeleteAllOf(ctx, &flowcontrolv1.FlowSchema{}, client.MatchingLabels{"app": "tsugiki-kube"}); err != nil {
+			return err
+		}
+	}
+	if w.o.only == watches {
+		return errors.Join(w.resources(ctx), w.startCluster(ctx), w.settle(ctx))
+	}
+	kwok := kubetest.Program(w.t, "kwok")
 	stages := filepath.Join(dir, "kwok.yaml")
 	if err := os.WriteFile(stages, kwokStages, 0o600); err != nil {
 		return err
@@ -226,8 +233,10 @@ func (w *world) nodesAndPods(ctx context.Context) error {
 
 // settle waits until kwok runs all pods, and all endpoints and policies have their status.
 func (w *world) settle(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, max(w.o.limit, settleLimit))
+	defer cancel()
 	return pollEach(ctx, settleInterval, func() error {
-		if w.kwok.Ended() {
+		if w.kwok != nil && w.kwok.Ended() {
 			w.t.Fatalf("kwok has ended: %s", strings.TrimSpace(w.kwok.Log()))
 		}
 		var pending corev1.PodList
@@ -294,16 +303,14 @@ const (
 	pollInterval = 250 * time.Millisecond
 	// settleInterval is that pause where a look costs the API server much: it reads all pods from etcd.
 	settleInterval = 2 * time.Second
-	// pollLimit is for hangs only.
-	pollLimit = 15 * time.Minute
+	// settleLimit is for hangs only.
+	settleLimit = 15 * time.Minute
 )
 
-// poll looks until a check returns nil.
+// poll looks until a check returns nil, or ctx ends.
 func poll(ctx context.Context, check func() error) error { return pollEach(ctx, pollInterval, check) }
 
 func pollEach(ctx context.Context, pause time.Duration, check func() error) error {
-	ctx, cancel := context.WithTimeout(ctx, pollLimit)
-	defer cancel()
 	for {
 		err := check()
 		if err == nil {

@@ -1,5 +1,5 @@
 // Package cluster checks the resources of the cluster and writes their status: whether an endpoint
-// or a policy can be put in force, and how many policies name an endpoint. It writes the EndpointSlices
+// or a policy can be put in force, and whether a policy names an endpoint. It writes the EndpointSlices
 // of pods (slices.go).
 //
 // It gives nothing to a pod: nodes do, and they check for themselves. One process for the cluster is
@@ -132,7 +132,7 @@ func (c *cluster) endpoint(ctx context.Context, r reconcile.Request) (reconcile.
 		return reconcile.Result{}, err
 	}
 	before := e.DeepCopy()
-	e.Status.Policies = int32(len(list.Items))
+	e.Status.Used = len(list.Items) > 0
 	accept(&e.Status.Conditions, e.Generation, grant.CheckEndpoint(&e))
 	if equality.Semantic.DeepEqual(before.Status, e.Status) {
 		return reconcile.Result{}, nil

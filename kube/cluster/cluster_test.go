@@ -67,14 +67,32 @@ func TestStatus(t *testing.T) {
 	accepted(t, admin, policy, metav1.ConditionTrue, "")
 	patch(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "shop"}}, `{"metadata": {"labels": {"team": "bank"}}}`)
 	accepted(t, admin, policy, metav1.ConditionFalse, "GraftEndpoint web is not for pods of namespace shop")
-	counted(t, admin, "web", 1)
-	counted(t, admin, "out", 1)
+	used(t, admin, "web", true)
+	used(t, admin, "out", true)
 	patch(&v1alpha1.GraftPolicy{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "shop"}}, `{"spec": {"egress": null}}`)
-	counted(t, admin, "out", 0)
+	used(t, admin, "out", false)
 	if err := admin.Delete(t.Context(), &v1alpha1.GraftPolicy{ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: "shop"}}); err != nil {
 		t.Fatal(err)
 	}
-	counted(t, admin, "web", 0)
+	used(t, admin, "web", false)
+}
+
+// All nodes watch all endpoints: a second policy that names one changes nothing of it.
+func TestStatusOfManyPolicies(t *testing.T) {
+	_, admin := start(t)
+	kubetest.Create(t, admin, kubetest.Shop)
+	policy := func(name, endpoint string) {
+		kubetest.Create(t, admin, fmt.Sprintf(`{apiVersion: tsugiki.dev/v1alpha1, kind: GraftPolicy, metadata: {name: %s, namespace: shop},
+			spec: {podSelector: {}, ingress: [{endpoint: web, port: 80}, {endpoint: %s, port: 81}]}}`, name, endpoint))
+	}
+	policy("first", "web")
+	before := used(t, admin, "web", true)
+	kubetest.Create(t, admin, `{apiVersion: tsugiki.dev/v1alpha1, kind: GraftEndpoint, metadata: {name: zweb}, spec: {type: IPv4, ports: "80"}}`)
+	policy("second", "zweb") // of whose endpoints web is looked at first
+	used(t, admin, "zweb", true)
+	if now := used(t, admin, "web", true); now != before {
+		t.Errorf("the endpoint was written: its version is %s, and was %s", now, before)
+	}
 }
 
 // accepted waits for the condition of a policy.
@@ -93,17 +111,18 @@ func accepted(t *testing.T, c client.Client, key types.NamespacedName, status me
 	})
 }
 
-// counted waits until an endpoint is accepted and counts so many policies.
-func counted(t *testing.T, c client.Client, name string, policies int32) {
+// used waits until an endpoint is accepted and used, or not, and returns its version.
+func used(t *testing.T, c client.Client, name string, want bool) string {
 	t.Helper()
+	var e v1alpha1.GraftEndpoint
 	testkit.Eventually(t, func() error {
-		var e v1alpha1.GraftEndpoint
 		if err := c.Get(t.Context(), types.NamespacedName{Name: name}, &e); err != nil {
 			return err
 		}
-		if e.Status.Policies != policies || !meta.IsStatusConditionTrue(e.Status.Conditions, v1alpha1.ConditionAccepted) {
-			return fmt.Errorf("status %+v, want %d policies", e.Status, policies)
+		if e.Status.Used != want || !meta.IsStatusConditionTrue(e.Status.Conditions, v1alpha1.ConditionAccepted) {
+			return fmt.Errorf("status %+v of %s, want used: %t", e.Status, name, want)
 		}
 		return nil
 	})
+	return e.ResourceVersion
 }

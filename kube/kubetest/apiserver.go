@@ -45,8 +45,8 @@ type APIServer struct {
 	dir    string
 }
 
-// StartAPIServer starts etcd and kube-apiserver at the host's address.
-func StartAPIServer(t testkit.TB, host *testkit.Namespace, place Place) *APIServer {
+// StartAPIServer starts etcd and kube-apiserver at the host's address, which has some more arguments.
+func StartAPIServer(t testkit.TB, host *testkit.Namespace, place Place, args ...string) *APIServer {
 	t.Helper()
 	server := Program(t, "kube-apiserver")
 	need(t, "etcd")
@@ -58,12 +58,14 @@ func StartAPIServer(t testkit.TB, host *testkit.Namespace, place Place) *APIServ
 	a.Etcd = Run(t, place, "etcd", "--data-dir", a.file("etcd"), "--listen-client-urls", clients, "--advertise-client-urls", clients,
 		"--listen-peer-urls", peers, "--initial-advertise-peer-urls", peers, "--initial-cluster", "default="+peers)
 	addr := testkit.HostAddr4.String()
-	a.Server = Run(t, place, server, "--etcd-servers", clients,
+	a.Server = Run(t, place, server, append([]string{
+		"--etcd-servers", clients,
 		"--bind-address", addr, "--advertise-address", addr, "--secure-port", fmt.Sprint(apiPort), "--cert-dir", a.file("certs"),
 		"--service-cluster-ip-range", serviceRange, "--authorization-mode", "Node,RBAC", "--token-auth-file", a.file("tokens"),
 		"--service-account-issuer", "https://kubernetes.default.svc", "--service-account-key-file", a.file("key"),
 		"--service-account-signing-key-file", a.file("key"), "--enable-admission-plugins", "NodeRestriction",
-		"--allow-privileged", "--profiling=false", "--kubelet-preferred-address-types", "InternalIP")
+		"--allow-privileged", "--profiling=false", "--kubelet-preferred-address-types", "InternalIP",
+	}, args...)...)
 	a.Await()
 	return a
 }
@@ -91,20 +93,26 @@ func (a *APIServer) Await() {
 		if a.Server.Ended() {
 			a.t.Fatalf("kube-apiserver has ended")
 		}
-		client, err := rest.HTTPClientFor(a.Config("admin"))
-		if err != nil {
-			return err
-		}
-		r, err := client.Get(a.url() + "/readyz")
-		if err != nil {
-			return err
-		}
-		r.Body.Close()
-		if r.StatusCode != http.StatusOK {
-			return fmt.Errorf("the API server is not ready: %s", r.Status)
-		}
-		return nil
+		return a.Ready()
 	})
+}
+
+// Ready returns an error if the API server is not ready.
+func (a *APIServer) Ready() error {
+	client, err := rest.HTTPClientFor(a.Config("admin"))
+	if err != nil {
+		return err
+	}
+	defer client.CloseIdleConnections()
+	r, err := client.Get(a.url() + "/readyz")
+	if err != nil {
+		return err
+	}
+	r.Body.Close()
+	if r.StatusCode != http.StatusOK {
+		return fmt.Errorf("the API server is not ready: %s", r.Status)
+	}
+	return nil
 }
 
 func (a *APIServer) url() string { return fmt.Sprintf("https://%s:%d", testkit.HostAddr4, apiPort) }

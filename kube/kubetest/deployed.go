@@ -24,18 +24,18 @@ spec: {type: IPv4, ports: 31000-31999, allowedPods: [{namespaceSelector: {matchL
 ---
 `
 
-// Serve starts an API server alone, on the host of a topology of its own.
-func Serve(t testing.TB) *APIServer {
+// Serve starts an API server alone, on the host of a topology of its own, with some more arguments.
+func Serve(t testing.TB, args ...string) *APIServer {
 	t.Helper()
 	net := testkit.Build(t, testkit.Options{})
-	return StartAPIServer(t, net.Host, net.Host)
+	return StartAPIServer(t, net.Host, net.Host, args...)
 }
 
 // Deploy makes all objects of deploy/ but the workloads, and returns a client of the administrator.
 func (a *APIServer) Deploy() client.Client {
 	a.t.Helper()
 	admin := Client(a.t, a.Config("admin"))
-	CreateFiles(a.t, admin, []string{"DaemonSet", "Deployment"}, "crds/*.yaml", "manifests/namespace.yaml", "manifests/rbac.yaml", "manifests/admission.yaml")
+	CreateFiles(a.t, admin, []string{"DaemonSet", "Deployment"}, "crds/*.yaml", "manifests/namespace.yaml", "manifests/rbac.yaml", "manifests/admission.yaml", "manifests/flow.yaml")
 	testkit.Eventually(a.t, func() error { return admin.List(context.Background(), &v1alpha1.GraftPolicyList{}) })
 	return admin
 }

@@ -32,7 +32,7 @@ const (
 // +kubebuilder:printcolumn:name="Address",type=string,JSONPath=`.spec.address`
 // +kubebuilder:printcolumn:name="Ports",type=string,JSONPath=`.spec.ports`
 // +kubebuilder:printcolumn:name="Accepted",type=string,JSONPath=`.status.conditions[?(@.type=="Accepted")].status`
-// +kubebuilder:printcolumn:name="Policies",type=integer,JSONPath=`.status.policies`
+// +kubebuilder:printcolumn:name="Used",type=boolean,JSONPath=`.status.used`
 // +kubebuilder:printcolumn:name="Path",type=string,priority=1,JSONPath=`.spec.path`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type GraftEndpoint struct {
@@ -143,10 +143,12 @@ type GraftEndpointStatus struct {
 	// +listMapKey=type
 	Conditions []metav1.Condition `json:"conditions,omitempty"`
 
-	// Policies is the number of policies that name the endpoint.
+	// Used tells whether a policy names the endpoint. It is no number: all nodes watch all endpoints,
+	// and would hear of each policy that comes or goes.
 	//
 	// +optional
-	Policies int32 `json:"policies,omitempty"`
+	// +kubebuilder:default=false
+	Used bool `json:"used"`
 }
 
 // GraftEndpointList is a list of endpoints.
