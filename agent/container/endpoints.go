@@ -90,14 +90,20 @@ func (c *Container) announce(t *policy.Table, set *endpoint.Set) error {
 	if err := c.owner.Reserve(c.reservations(t)); err != nil {
 		return err
 	}
-	next := c.state
-	next.Endpoints, next.Numbered = lines(set), names(t.Numbered())
-	c.given.Load().note(&next, &c.spec)
+	next := c.stateWith(t, set)
 	if err := c.owner.Save(next); err != nil {
 		return errors.Join(err, c.owner.Reserve(c.reservations(c.table)))
 	}
-	c.state = next
+	c.state, c.unsaved = next, false
 	return nil
+}
+
+// stateWith returns the state with the given rules, as a table and with a set of endpoints.
+func (c *Container) stateWith(t *policy.Table, set *endpoint.Set) State {
+	next := c.state
+	next.Endpoints, next.Numbered = lines(set), names(t.Numbered())
+	c.given.Load().note(&next, &c.spec)
+	return next
 }
 
 // DeleteEndpoint removes an endpoint. Rules that name the endpoint have no effect any more. Its

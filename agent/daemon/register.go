@@ -27,11 +27,15 @@ func (d *Daemon) register(ctx context.Context, r api.Registration) (*managed, er
 		m, err = d.registerAs(ctx, r, g != nil)
 	}
 	if err == nil && g != nil {
-		d.podNotes.note(r.Pod, r.ID)
-		err = d.followAsPod(r.Pod.UID)
+		if err = d.podNotes.note(r.Pod, r.ID, m == nil); err == nil {
+			err = d.followAsPod(r.Pod.UID)
+		}
 	}
-	if err == nil && m != nil {
-		err = d.catchUp(m, g)
+	if err == nil {
+		err = d.catchUp(m, r.Pod, g)
+	}
+	if err != nil && g != nil {
+		err = errors.Join(err, d.podNotes.drop(r.Pod, r.ID)) // a container that is not there needs no other one
 	}
 	if err != nil && m != nil {
 		m, err = nil, errors.Join(err, d.undo(m))

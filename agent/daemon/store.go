@@ -28,6 +28,7 @@ const storeWait = 2 * time.Second
 var (
 	bucketMeta       = []byte("meta")
 	bucketContainers = []byte("containers")
+	bucketPods       = []byte("pods")
 	keyVersion       = []byte("version")
 )
 
@@ -142,16 +143,16 @@ func (s *store) prepare(path string) error {
 	case version > stateVersion:
 		return fmt.Errorf("%w: %s was written by a newer tsugiki (format %d, this one knows %d); install that one, or choose another directory with --state-dir",
 			httpapi.ErrState, path, version, stateVersion)
-	case version == stateVersion:
-		return nil
 	}
 	err = s.db.Update(func(tx *bbolt.Tx) error {
 		meta, err := tx.CreateBucketIfNotExists(bucketMeta)
 		if err != nil {
 			return err
 		}
-		if _, err := tx.CreateBucketIfNotExists(bucketContainers); err != nil {
-			return err
+		for _, name := range [][]byte{bucketContainers, bucketPods} { // a daemon before may not have had all
+			if _, err := tx.CreateBucketIfNotExists(name); err != nil {
+				return err
+			}
 		}
 		return meta.Put(keyVersion, []byte(strconv.Itoa(stateVersion)))
 	})
@@ -172,6 +173,47 @@ func (s *store) put(r *record) error {
 		return fmt.Errorf("%w: write down container %s: %w", httpapi.ErrState, r.Name, err)
 	}
 	return nil
+}
+
+// putPod writes what is noted of a pod.
+func (s *store) putPod(uid string, n *podNote) error {
+	data, err := json.Marshal(n)
+	if err != nil {
+		return err
+	}
+	if err := s.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(bucketPods).Put([]byte(uid), data) }); err != nil {
+		return fmt.Errorf("%w: write down pod %s/%s: %w", httpapi.ErrState, n.Namespace, n.Name, err)
+	}
+	return nil
+}
+
+func (s *store) deletePod(uid string) error {
+	if err := s.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(bucketPods).Delete([]byte(uid)) }); err != nil {
+		return fmt.Errorf("%w: forget pod %s: %w", httpapi.ErrState, uid, err)
+	}
+	return nil
+}
+
+// pods reads what is noted of all pods, by their UIDs.
+func (s *store) pods() (map[string]*podNote, error) {
+	notes := map[string]*podNote{}
+	err := s.db.View(func(tx *bbolt.Tx) error {
+		return tx.Bucket(bucketPods).ForEach(func(uid, data []byte) error {
+			var n podNote
+			if err := json.Unmarshal(data, &n); err != nil {
+				return fmt.Errorf("pod %s: %w", uid, err)
+			}
+			if n.Containers == nil {
+				n.Containers = map[string]podContainer{}
+			}
+			notes[string(uid)] = &n
+			return nil
+		})
+	})
+	if err != nil {
+		return nil, fmt.Errorf("%w: read: %w", httpapi.ErrState, err)
+	}
+	return notes, nil
 }
 
 func (s *store) delete(name string) error {

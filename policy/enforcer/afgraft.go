@@ -59,6 +59,14 @@ func (e *Enforcement) Name(ep *endpoint.Endpoint) (uint32, error) {
 	return n.last, nil
 }
 
+// LastNamed returns the last number that Name has given; 0 if it has given none.
+func (e *Enforcement) LastNamed() uint32 {
+	n := &e.named
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.last
+}
+
 // Withdraw takes an endpoint from the sockets that were bound to it by name. They no longer connect
 // and send through it, except where a rule allows it.
 func (e *Enforcement) Withdraw(ep *endpoint.Endpoint) error {
