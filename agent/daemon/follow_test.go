@@ -53,6 +53,7 @@ func TestFollow(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer d.end(m)
 	for _, tt := range []struct {
 		what    string
 		want    api.Rules
@@ -181,6 +182,7 @@ func TestRequestedRules(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer d.end(m)
 	path := "/v1/containers/" + name + "/rules"
 	for _, tt := range []struct {
 		method, path string
