@@ -18,9 +18,7 @@ import (
 func restarted(t *testing.T, d *Daemon) {
 	t.Helper()
 	d.podNotes = podNotes{}
-	if err := d.podNotes.load(d.store); err != nil {
-		t.Fatal(err)
-	}
+	d.podNotes.load(d.store, d.log)
 	beginGrants(t, d)
 }
 

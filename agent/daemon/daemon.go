@@ -137,9 +137,7 @@ func (d *Daemon) start() (err error) {
 	if d.store, err = openStore(d.config.Load().StateDir, d.boot); err != nil {
 		return err
 	}
-	if err := d.podNotes.load(d.store); err != nil {
-		return err
-	}
+	d.podNotes.load(d.store, d.log)
 	if err := d.adoptAll(); err != nil {
 		return err
 	}

@@ -3,6 +3,7 @@ package daemon
 import (
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"slices"
 	"sync"
@@ -50,11 +51,14 @@ type podContainer struct {
 	Bare bool   `json:"bare,omitempty"`
 }
 
-// load reads the notes of an earlier daemon from a store, and keeps them there from now on.
-func (n *podNotes) load(s *store) (err error) {
+// load reads the notes of an earlier daemon from a store, and keeps them there from now on. Notes that cannot be read
+// are left out, since containers wait for the daemon: a link of such a pod stays off, and a bare container is not told.
+func (n *podNotes) load(s *store, log *slog.Logger) {
 	n.store = s
-	n.byUID, err = s.pods()
-	return err
+	var err error
+	if n.byUID, err = s.pods(); err != nil {
+		log.Error("what is noted of pods cannot be read", "err", err)
+	}
 }
 
 // note notes a container of a pod, and whether it begins without rules. After an error nothing has been noted.

@@ -140,6 +140,8 @@ func (s *store) prepare(path string) error {
 	switch {
 	case err != nil:
 		return fmt.Errorf("%w: read %s: %w", httpapi.ErrState, path, err)
+	case version == stateVersion:
+		return nil // nothing is written: the disk may be full
 	case version > stateVersion:
 		return fmt.Errorf("%w: %s was written by a newer tsugiki (format %d, this one knows %d); install that one, or choose another directory with --state-dir",
 			httpapi.ErrState, path, version, stateVersion)
@@ -149,10 +151,8 @@ func (s *store) prepare(path string) error {
 		if err != nil {
 			return err
 		}
-		for _, name := range [][]byte{bucketContainers, bucketPods} { // a daemon before may not have had all
-			if _, err := tx.CreateBucketIfNotExists(name); err != nil {
-				return err
-			}
+		if _, err := tx.CreateBucketIfNotExists(bucketContainers); err != nil {
+			return err
 		}
 		return meta.Put(keyVersion, []byte(strconv.Itoa(stateVersion)))
 	})
@@ -181,27 +181,47 @@ func (s *store) putPod(uid string, n *podNote) error {
 	if err != nil {
 		return err
 	}
-	if err := s.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(bucketPods).Put([]byte(uid), data) }); err != nil {
+	err = s.db.Update(func(tx *bbolt.Tx) error {
+		pods, err := tx.CreateBucketIfNotExists(bucketPods) // a daemon before may not have had it
+		if err != nil {
+			return err
+		}
+		return pods.Put([]byte(uid), data)
+	})
+	if err != nil {
 		return fmt.Errorf("%w: write down pod %s/%s: %w", httpapi.ErrState, n.Namespace, n.Name, err)
 	}
 	return nil
 }
 
 func (s *store) deletePod(uid string) error {
-	if err := s.db.Update(func(tx *bbolt.Tx) error { return tx.Bucket(bucketPods).Delete([]byte(uid)) }); err != nil {
+	err := s.db.Update(func(tx *bbolt.Tx) error {
+		pods := tx.Bucket(bucketPods)
+		if pods == nil {
+			return nil
+		}
+		return pods.Delete([]byte(uid))
+	})
+	if err != nil {
 		return fmt.Errorf("%w: forget pod %s: %w", httpapi.ErrState, uid, err)
 	}
 	return nil
 }
 
-// pods reads what is noted of all pods, by their UIDs.
+// pods reads what is noted of all pods, by their UIDs. Beside an error it returns the notes that can be read.
 func (s *store) pods() (map[string]*podNote, error) {
 	notes := map[string]*podNote{}
+	var unread []error
 	err := s.db.View(func(tx *bbolt.Tx) error {
-		return tx.Bucket(bucketPods).ForEach(func(uid, data []byte) error {
+		pods := tx.Bucket(bucketPods)
+		if pods == nil {
+			return nil
+		}
+		return pods.ForEach(func(uid, data []byte) error {
 			var n podNote
 			if err := json.Unmarshal(data, &n); err != nil {
-				return fmt.Errorf("pod %s: %w", uid, err)
+				unread = append(unread, fmt.Errorf("pod %s: %w", uid, err))
+				return nil
 			}
 			if n.Containers == nil {
 				n.Containers = map[string]podContainer{}
@@ -210,8 +230,8 @@ func (s *store) pods() (map[string]*podNote, error) {
 			return nil
 		})
 	})
-	if err != nil {
-		return nil, fmt.Errorf("%w: read: %w", httpapi.ErrState, err)
+	if err = errors.Join(append(unread, err)...); err != nil {
+		return notes, fmt.Errorf("%w: read: %w", httpapi.ErrState, err)
 	}
 	return notes, nil
 }
