@@ -111,7 +111,9 @@ type Container struct {
 	changes sync.Mutex // once the program runs: guards what follows, except fields with locks of their own
 	closing bool
 	unsaved bool // what is in force is not what the owner has saved; see ErrUnsaved
-	state   State
+	// unwithdrawn are endpoints that have gone, and that sockets may still have that were bound by their names.
+	unwithdrawn []*endpoint.Endpoint
+	state       State
 	kernelState
 	parts
 	program

@@ -138,7 +138,7 @@ func (c *Container) deleteEndpoint(name string) error {
 		return errors.Join(err, c.announce(c.table, before))
 	}
 	gone, _ := before.Get(name)
-	return errors.Join(c.enforced.Withdraw(gone), c.closeUnused())
+	return errors.Join(c.withdraw([]*endpoint.Endpoint{gone}, c.enforced.Withdraw), c.closeUnused())
 }
 
 // nextTable compiles the rules whose endpoints are in the set.

@@ -23,8 +23,16 @@ import (
 //
 // Filters and gates never change. check refuses rules that need what they do not do.
 
-// ErrUnsaved is wrapped where a container has the rules that were wanted, and the owner could not save them: the next
-// process would have those before.
+// InForceError says that a container has the rules that were wanted, and what else of the change could not be done. The
+// next change does it.
+type InForceError struct{ Err error }
+
+func (e InForceError) Error() string { return "the rules are in force, but: " + e.Err.Error() }
+
+func (e InForceError) Unwrap() error { return e.Err }
+
+// ErrUnsaved is wrapped by an InForceError if the owner could not save the rules: the next process would have those
+// before.
 var ErrUnsaved = errors.New("rules have been taken away, and this could not be written down")
 
 // ErrNew is wrapped where only a new container can have a rule, apart from ErrUntrapped.
@@ -60,8 +68,8 @@ type next struct {
 //
 // If the container cannot have the rules, nothing has changed: the error wraps ErrUntrapped or ErrNew if a
 // new container could have them, and policy.ErrRule if none could. It is a HostError if the host has
-// not what they need. Only the error ErrUnsaved, of a container with grants, comes with the change: a disk that is full
-// keeps no rule in force that is not granted any more.
+// not what they need. Only an InForceError comes with the change. It is ErrUnsaved for a container with grants: a disk
+// that is full keeps no rule in force that is not granted any more.
 func (c *Container) SetRules(want *rules.Rules) (Changed, error) {
 	c.changes.Lock()
 	defer c.changes.Unlock()
@@ -73,11 +81,12 @@ func (c *Container) SetRules(want *rules.Rules) (Changed, error) {
 		return Changed{}, err
 	}
 	changed := c.compare(n)
-	if !c.unsaved && slices.Equal(c.endpoints.Load().All(), n.set.All()) && c.given.Load().equals(n.given) {
+	if !c.unsaved && len(c.unwithdrawn) == 0 && slices.Equal(c.endpoints.Load().All(), n.set.All()) && c.given.Load().equals(n.given) {
 		return changed, nil
 	}
 	n.takesAway = len(changed.Restored)+len(changed.Added)+len(changed.Moved) == 0
-	if err = c.putInForce(n); err != nil && !errors.Is(err, ErrUnsaved) {
+	var done InForceError
+	if err = c.putInForce(n); err != nil && !errors.As(err, &done) {
 		return Changed{}, err
 	}
 	if c.ownNS != nil {
@@ -248,8 +257,8 @@ func (c *Container) moved(former, set *endpoint.Set) (list []MovedName) {
 	return list
 }
 
-// putInForce makes the container have what check has checked. After an error it has what it had, but if the error is
-// ErrUnsaved.
+// putInForce makes the container have what check has checked. After an error it has what it had, but if the error is an
+// InForceError.
 func (c *Container) putInForce(n *next) error {
 	before, had, moved := c.endpoints.Load(), c.given.Load(), c.state.Moved
 	for netns, p := range n.places {
@@ -289,12 +298,25 @@ func (c *Container) putInForce(n *next) error {
 		c.state, c.unsaved = c.stateWith(n.table, &n.set), true
 		errs = append(errs, fmt.Errorf("%w: %w", ErrUnsaved, unsaved), c.owner.Reserve(c.reservations(n.table)))
 	}
-	for _, ep := range before.All() {
-		if !slices.Contains(n.set.All(), ep) {
-			errs = append(errs, c.enforced.Withdraw(ep))
+	gone := slices.DeleteFunc(before.All(), func(ep *endpoint.Endpoint) bool { return slices.Contains(n.set.All(), ep) })
+	if err := errors.Join(append(errs, c.withdraw(gone, c.enforced.Withdraw), c.closeUnused())...); err != nil {
+		return InForceError{err}
+	}
+	return nil
+}
+
+// withdraw takes endpoints that have gone from sockets that were bound by their names. What fails is tried again with the
+// next change.
+func (c *Container) withdraw(gone []*endpoint.Endpoint, from func(*endpoint.Endpoint) error) error {
+	var errs []error
+	gone = append(c.unwithdrawn, gone...)
+	c.unwithdrawn = nil
+	for _, ep := range gone {
+		if err := from(ep); err != nil {
+			errs, c.unwithdrawn = append(errs, err), append(c.unwithdrawn, ep)
 		}
 	}
-	return errors.Join(append(errs, c.closeUnused())...)
+	return errors.Join(errs...)
 }
 
 // compare tells what next changes.

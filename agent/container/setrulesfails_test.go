@@ -3,6 +3,7 @@ package container
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/netip"
 	"path/filepath"
 	"slices"
@@ -12,7 +13,9 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/api"
+	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/internal/cgroup"
+	"github.com/tsugiki/tsugiki/internal/netns"
 )
 
 // Endpoints that programs may name.
@@ -52,8 +55,11 @@ func TestSetRulesWhichever(t *testing.T) {
 // the endpoint another address, or takes it away and brings it back.
 func TestMovedName(t *testing.T) {
 	c, o := made(t, ruled([]string{namedA}, nil))
-	was := c.state
-	bound, err := c.enforced.Name(c.endpointNamed("named"))
+	state, was := c.state, c.endpointNamed("named")
+	is := func(c *Container, ep *endpoint.Endpoint) func() bool {
+		return func() bool { return c.endpointNamed("named") == ep }
+	}
+	bound, err := c.enforced.Name(was, is(c, was))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,18 +84,27 @@ func TestMovedName(t *testing.T) {
 		if err := next.restore(); err != nil {
 			t.Fatal(err)
 		}
-		number, err := next.enforced.Name(next.endpointNamed("named"))
+		named := next.endpointNamed("named")
+		number, err := next.enforced.Name(named, is(next, named))
 		if err := errors.Join(err, next.enforced.Close()); err != nil {
 			t.Fatal(err)
 		}
 		return number
 	}
-	if number := numberFor(was); number != bound {
+	if number := numberFor(state); number != bound {
 		t.Errorf("nothing has changed, and the endpoint has the number %d; sockets that were bound to it have %d", number, bound)
 	}
 	fresh := numberFor(killed)
 	if fresh <= bound {
 		t.Errorf("another endpoint has the number %d; sockets that were bound to the former one have %d", fresh, bound)
+	}
+	// Who is about to bind the former one by its name gets no number after that which the record has.
+	o.fails = nil
+	if _, err := c.SetRules(&moved); err != nil {
+		t.Fatal(err)
+	}
+	if late, err := c.enforced.Name(was, is(c, was)); err != nil || late != 0 {
+		t.Errorf("a socket gets the number %d of an endpoint that has gone, %v; the record has %v", late, err, c.state.Moved)
 	}
 	// Sockets that have been bound since have the new one, as long as it stays.
 	if number := numberFor(killed); number != fresh {
@@ -131,6 +146,46 @@ func TestTakenAwayUnsaved(t *testing.T) {
 	}
 	if _, err := c.SetRules(&all); err != nil {
 		t.Error(err)
+	}
+}
+
+// What fails once the rules are in force comes with the change, and is done with the next one.
+func TestChangedBut(t *testing.T) {
+	ns, err := netns.New()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer ns.Close()
+	away := "away type ipv4 addr 0.0.0.0 port dynamic netns " + fmt.Sprintf("/proc/self/fd/%d", ns.File().Fd())
+	c, o := made(t, ruled([]string{out, away}, nil, "10.0.0.0/8=out", "11.0.0.0/8=away"))
+	less := parsed(t, ruled([]string{out}, nil, "10.0.0.0/8=out"))
+	if err := c.host[c.endpointNamed("away").Netns].ns.Close(); err != nil { // so that it cannot be closed once more
+		t.Fatal(err)
+	}
+	changed, err := c.SetRules(&less)
+	var done InForceError
+	if diff := cmp.Diff(Changed{Withdrawn: []string{"-e 11.0.0.0/8=away"}}, changed); !errors.As(err, &done) || errors.Is(err, ErrUnsaved) || diff != "" {
+		t.Errorf("%v (-want +got):\n%s", err, diff)
+	}
+	if len(c.table.EgressRules()) != 1 || len(o.saved) != 1 {
+		t.Errorf("in force: %v; saved %d times", c.table.EgressRules(), len(o.saved))
+	}
+
+	gone, tried := c.endpointNamed("out"), []*endpoint.Endpoint(nil)
+	fails := errors.New("the kernel does not")
+	from := func(ep *endpoint.Endpoint) error {
+		tried = append(tried, ep)
+		return fails
+	}
+	if err := c.withdraw([]*endpoint.Endpoint{gone}, from); !errors.Is(err, fails) || !slices.Equal(c.unwithdrawn, []*endpoint.Endpoint{gone}) {
+		t.Errorf("%v; %v are left", err, c.unwithdrawn)
+	}
+	if changed, err := c.SetRules(&less); err != nil || cmp.Diff(Changed{}, changed) != "" || len(c.unwithdrawn) > 0 {
+		t.Errorf("the same rules: %+v, %v; %v are left", changed, err, c.unwithdrawn)
+	}
+	fails = nil
+	if err := c.withdraw(nil, from); err != nil || len(tried) != 1 {
+		t.Errorf("%v; %v were withdrawn again", err, tried)
 	}
 }
 
