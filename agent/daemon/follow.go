@@ -20,23 +20,28 @@ type followed struct {
 	restart []string           // need a new container
 	because string             // the reason for the first of them
 	failed  []api.GrantFailure // what could not be put in force
+	stays   error              // why rules may be in force that are not granted any more; nil: none is
 }
 
 // follow puts wanted rules in force: all of them in one step, if the container can have them. If not,
 // rules go that are not wanted, and those come then that the container can have. The caller holds
 // following.
-func (m *managed) follow(want api.Rules) (f followed) {
+func (m *managed) follow(want api.Rules) followed { return m.followBy(want, m.SetRules) }
+
+// followBy is follow with a function that sets rules.
+func (m *managed) followBy(want api.Rules, set func(*rules.Rules) (container.Changed, error)) (f followed) {
 	wanted := m.wanted(want, &f)
-	changed, err := m.SetRules(&wanted)
+	changed, err := set(&wanted)
 	if f.inForce(changed, err) {
 		return f
 	}
 	rest := m.Kept(&wanted)
-	if changed, err = m.SetRules(&rest); !f.inForce(changed, err) {
-		// Rules that are not granted must not stay. So all go, and those that are granted come back.
+	if changed, err = set(&rest); !f.inForce(changed, err) {
+		// The kernel has no room for their sources, say. Rules that are not granted must not stay. So all go, and those
+		// that are granted come back.
 		rest = rules.Rules{Mode: rest.Mode}
-		if changed, err = m.SetRules(&rest); !f.inForce(changed, err) {
-			f.fails("", fmt.Errorf("rules that are no longer granted may be in force: %w", err))
+		if changed, err = set(&rest); !f.inForce(changed, err) {
+			f.stays = fmt.Errorf("rules that are no longer granted may be in force: %w", err)
 			return f
 		}
 	}
@@ -57,13 +62,13 @@ func (m *managed) follow(want api.Rules) (f followed) {
 	if len(list) == 0 {
 		return f
 	}
-	if changed, err = m.SetRules(&all); f.inForce(changed, err) {
+	if changed, err = set(&all); f.inForce(changed, err) {
 		return f
 	}
 	for _, more := range list { // for one of them, another container may have the port
 		try := more.with(&rest)
 		try.Mode, try.Translation = all.Mode, all.Translation
-		if changed, err = m.SetRules(try); f.inForce(changed, err) {
+		if changed, err = set(try); f.inForce(changed, err) {
 			rest = *try
 		} else {
 			f.fails(more.text, err)
@@ -86,7 +91,7 @@ func (m *managed) wanted(want api.Rules, f *followed) rules.Rules {
 	}
 	if err := haveResolvers(wanted.Translation); err != nil {
 		f.fails(restartTranslate, err)
-		wanted.Translation.Resolvers = m.Resolvers()
+		wanted.Translation.Resolvers = nil // those in force may be of a grant before
 	}
 	return wanted
 }
@@ -94,14 +99,15 @@ func (m *managed) wanted(want api.Rules, f *followed) rules.Rules {
 // inForce tells whether rules are in force after SetRules, and notes the change. A container that is being removed needs
 // no rules.
 func (f *followed) inForce(c container.Changed, err error) bool {
-	unsaved := errors.Is(err, container.ErrUnsaved)
-	if unsaved {
+	var done container.InForceError
+	but := errors.As(err, &done)
+	if but {
 		f.fails("", err)
 	}
-	if err == nil || unsaved {
+	if err == nil || but {
 		f.join(c)
 	}
-	return err == nil || unsaved || errors.Is(err, os.ErrClosed)
+	return err == nil || but || errors.Is(err, os.ErrClosed)
 }
 
 // fails adds what could not be put in force, and the reason.
@@ -109,8 +115,15 @@ func (f *followed) fails(what string, err error) {
 	f.failed = append(f.failed, api.GrantFailure{Rule: what, Reason: httpapi.OneLine(err)})
 }
 
-// join adds what was changed after that.
+// join adds what was changed after that. What went and is back was not changed for others.
 func (f *followed) join(c container.Changed) {
+	c.Restored = slices.DeleteFunc(slices.Clone(c.Restored), func(text string) bool {
+		i := slices.Index(f.Withdrawn, text)
+		if i >= 0 {
+			f.Withdrawn = slices.Delete(slices.Clone(f.Withdrawn), i, i+1)
+		}
+		return i >= 0
+	})
 	f.Withdrawn = append(f.Withdrawn, c.Withdrawn...)
 	f.Restored = append(f.Restored, c.Restored...)
 	f.Added = append(f.Added, c.Added...)

@@ -168,6 +168,15 @@ func TestFollowResolvers(t *testing.T) {
 	if !slices.Equal(answer.Restart["c"], []string{restartTranslate}) || m.Resolvers()[0].String() != "198.51.100.54:53" {
 		t.Errorf("another pool: %+v; %v are asked", answer, m.Resolvers())
 	}
+	// Those of the grant before are not asked if nobody knows those of the host.
+	defer func(was string) { resolvConf = was }(resolvConf)
+	resolvConf = "/nothing/here"
+	own := of(first)
+	own.Translate.DNS = nil
+	answer = grantedNow(t, d, map[string]api.Rules{"c": own})
+	if len(answer.Failed) != 1 || answer.Failed[0].Rule != restartTranslate || len(m.Resolvers()) != 0 {
+		t.Errorf("unknown resolvers: %+v; %v are asked", answer, m.Resolvers())
+	}
 }
 
 // Whose rules a grant says, nobody else changes them; and a port that the engine publishes stays where it is.

@@ -77,5 +77,9 @@ func TestOrphanFollowsNoGrant(t *testing.T) {
 		if (len(failed) == 1) != runs || runs && (failed[0].Container != "c" || failed[0].Rule != "" || !strings.Contains(failed[0].Reason, "of a later version")) {
 			t.Errorf("runs %v: %q", runs, failed)
 		}
+		// Nobody could take its rules by trying again. A later pod of the name waits for the answer.
+		if code, body := ask(t, d, "DELETE", "/v1/pods/u1", nil); code != 204 {
+			t.Errorf("runs %v: delete: %d %s", runs, code, body)
+		}
 	}
 }

@@ -172,10 +172,17 @@ func (d *Daemon) followAsPod(uid string) error {
 	if err := n.forward(g != nil && g.Slow, func() error { return d.podNotes.put(uid, n) }); err != nil {
 		return fmt.Errorf("direct forward of the pod: %w", err)
 	}
-	if g == nil {
-		return d.podNotes.forget(uid)
-	}
 	return nil
+}
+
+// forgetUngranted forgets what is noted of a pod that has no grant any more.
+func (d *Daemon) forgetUngranted(uid string) error {
+	d.podNotes.mu.Lock()
+	defer d.podNotes.mu.Unlock()
+	if d.podNotes.byUID[uid] == nil || d.grants.Get(uid) != nil {
+		return nil
+	}
+	return d.podNotes.forget(uid)
 }
 
 // count has the pod's present containers be only counted, or not, and those of before be forgotten.

@@ -75,6 +75,9 @@ func (d *Daemon) catchUp(m *managed, pod *api.Pod, used *api.Grant) error {
 	if len(f.restart) > 0 {
 		errs = append(errs, errors.New(f.because)) // the next try has the new grant from its beginning
 	}
+	if f.stays != nil {
+		errs = append(errs, f.stays)
+	}
 	for _, failed := range f.failed {
 		errs = append(errs, errors.New(failed.Reason))
 	}
@@ -140,8 +143,9 @@ func (d *Daemon) grantedTo(uid, container string) (none api.Rules) {
 	return none
 }
 
-// follow has all containers of a pod follow its grant.
-func (d *Daemon) follow(uid string) api.Granted {
+// follow has all containers of a pod follow its grant. After an error something may be in force that is not granted any
+// more, so whoever gives grants has to try again at once; others may not look at Failed.
+func (d *Daemon) follow(uid string) (api.Granted, error) {
 	all := api.Granted{
 		Withdrawn: map[string][]string{}, Restored: map[string][]string{}, Added: map[string][]string{}, Moved: map[string][]string{},
 		Changed: map[string][]string{}, Restart: map[string][]string{}, Because: map[string]string{},
@@ -150,21 +154,21 @@ func (d *Daemon) follow(uid string) api.Granted {
 		failed.Container = container
 		all.Failed = append(all.Failed, failed)
 	}
-	all.Failed = d.orphansOf(uid)
 	containers := d.containersOf(uid)
 	for _, m := range containers {
 		if err := d.podNotes.noteFormer(m.Pod, m.ID); err != nil {
 			fails(m.Pod.Container, api.GrantFailure{Reason: httpapi.OneLine(err)})
 		}
 	}
-	bare := d.podNotes.bareOf(uid) // before the notes of a pod without a grant go
+	bare := d.podNotes.bareOf(uid) // before the note of a pod without a grant goes
+	var errs []error
 	switch err := d.followAsPod(uid); {
 	case errors.Is(err, errNoSandbox):
 		for _, m := range containers {
 			all.Restart[m.Pod.Container] = []string{restartSlow}
 		}
 	case err != nil:
-		fails("", api.GrantFailure{Reason: httpapi.OneLine(err)})
+		errs = append(errs, err)
 	}
 	for _, name := range bare {
 		if list := d.bareNeeds(uid, name); len(list) > 0 {
@@ -175,6 +179,9 @@ func (d *Daemon) follow(uid string) api.Granted {
 		f := d.followGrant(m)
 		for _, failed := range f.failed {
 			fails(m.Pod.Container, failed)
+		}
+		if f.stays != nil {
+			errs = append(errs, fmt.Errorf("container %s: %w", m.Pod.Container, f.stays))
 		}
 		if f.because != "" {
 			all.Because[m.Pod.Container] = f.because
@@ -187,7 +194,10 @@ func (d *Daemon) follow(uid string) api.Granted {
 			}
 		}
 	}
-	return all
+	if len(all.Failed) == 0 && len(errs) == 0 {
+		errs = append(errs, d.forgetUngranted(uid))
+	}
+	return all, errors.Join(errs...)
 }
 
 func (d *Daemon) podRoutes() httpapi.Routes {
@@ -217,7 +227,14 @@ func (d *Daemon) handlePutGrant(w http.ResponseWriter, r *http.Request) {
 		httpapi.Refuse(w, err)
 		return
 	}
-	httpapi.Answer(w, http.StatusOK, d.follow(r.PathValue("uid")))
+	uid := r.PathValue("uid")
+	answer, err := d.follow(uid)
+	if err != nil {
+		httpapi.Refuse(w, fmt.Errorf("take away what is not granted to the pod: %s", httpapi.OneLine(err))) // the grant is none that is wrong
+		return
+	}
+	answer.Failed = append(d.orphansOf(uid), answer.Failed...)
+	httpapi.Answer(w, http.StatusOK, answer)
 }
 
 func (d *Daemon) handleDeleteGrant(w http.ResponseWriter, r *http.Request) {
@@ -227,8 +244,12 @@ func (d *Daemon) handleDeleteGrant(w http.ResponseWriter, r *http.Request) {
 		httpapi.Refuse(w, httpapi.ErrNoContainer)
 		return
 	}
-	if failed := d.follow(uid).Failed; len(failed) > 0 {
-		httpapi.Refuse(w, fmt.Errorf("take away what the pod was given: container %s: %s", failed[0].Container, failed[0].Reason))
+	answer, err := d.follow(uid)
+	if err == nil && len(answer.Failed) > 0 {
+		err = fmt.Errorf("container %s: %s", answer.Failed[0].Container, answer.Failed[0].Reason)
+	}
+	if err != nil {
+		httpapi.Refuse(w, fmt.Errorf("take away what the pod was given: %s", httpapi.OneLine(err)))
 		return
 	}
 	httpapi.AnswerStatus(w, http.StatusNoContent)

@@ -30,6 +30,9 @@ func (d *Daemon) register(ctx context.Context, r api.Registration) (*managed, er
 		if err = d.podNotes.note(r.Pod, r.ID, m == nil); err == nil {
 			err = d.followAsPod(r.Pod.UID)
 		}
+		if err == nil {
+			err = d.forgetUngranted(r.Pod.UID)
+		}
 	}
 	if err == nil {
 		err = d.catchUp(m, r.Pod, g)
@@ -124,7 +127,7 @@ func (d *Daemon) newIdentity(r api.Registration, g *rules.Given) identity {
 	}
 }
 
-const resolvConf = "/etc/resolv.conf"
+var resolvConf = "/etc/resolv.conf"
 
 // haveResolvers names the agent's own resolvers if a container whose IPv4 is translated names none.
 // The container's record has them, so that a restart of the agent does not change them.
