@@ -10,6 +10,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/tsugiki/tsugiki/api"
+	"github.com/tsugiki/tsugiki/kube/grant"
 	"github.com/tsugiki/tsugiki/kube/kubetest"
 	"github.com/tsugiki/tsugiki/kube/v1alpha1"
 )
@@ -89,4 +90,30 @@ func testFailed(t *testing.T, w *world) {
 	w.condition(p, corev1.ConditionTrue, ReasonGranted, "")
 	w.delete(p)
 	w.gone(p)
+}
+
+// The condition gives the reason of a container that is left, and says beside what fails what needs a new container.
+func TestConditionOfNeeds(t *testing.T) {
+	initialized := corev1.PodCondition{Type: corev1.PodInitialized, Status: corev1.ConditionTrue}
+	pod := &corev1.Pod{
+		Spec:   corev1.PodSpec{InitContainers: []corev1.Container{{Name: "first"}}},
+		Status: corev1.PodStatus{Conditions: []corev1.PodCondition{initialized}},
+	}
+	k := &known{
+		restart: map[string][]string{"first": {"-e a"}, "log": {"directForward: false"}, "web": {"-i b"}},
+		because: map[string]string{"first": "of the first", "web": "of web"},
+	}
+	const needs = "rules need new containers: log directForward: false; web -i b; of web"
+	n := &Node{}
+	if c := n.condition(pod, k, &grant.Decision{}); c.Reason != ReasonRestart || c.Message != needs {
+		t.Errorf("%s: %s", c.Reason, c.Message)
+	}
+	k.failed = []api.GrantFailure{{Container: "log", Rule: "-i c", Reason: "the port is taken"}}
+	want := failedText(k.failed) + "; " + needs
+	if c := n.condition(pod, k, &grant.Decision{}); c.Reason != ReasonFailed || c.Message != want {
+		t.Errorf("%s: %s, want %s", c.Reason, c.Message, want)
+	}
+	if text := restartText(k.restart, nil); text != "rules need new containers: "+lines(k.restart) {
+		t.Errorf("without a reason: %s", text)
+	}
 }

@@ -111,7 +111,7 @@ type known struct {
 	endpoints map[string]bool
 	selects   bool                // its rules select pods of the node
 	restart   map[string][]string // rules that containers do not have, by container
-	because   string              // the reason for one of them
+	because   map[string]string   // the reasons, by container
 	failed    []api.GrantFailure  // what of the grant is not in force
 	retry     time.Time           // when it is put again therefore
 	decided   *grant.Decision     // of the grant; nil: none

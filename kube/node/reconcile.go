@@ -205,7 +205,7 @@ func (n *Node) put(pod *corev1.Pod, k *known, session uint64, g *api.Grant) erro
 	}
 	n.mu.Lock()
 	needed, failed := lasting(pod, k.restart), k.failed
-	k.put, k.session, k.restart, k.because = g, session, maps.Clone(changed.Restart), anyOf(changed.Because)
+	k.put, k.session, k.restart, k.because = g, session, maps.Clone(changed.Restart), changed.Because
 	k.failed, k.retry = changed.Failed, time.Now().Add(n.Again)
 	delete(n.waiting, k.uid)
 	n.mu.Unlock()
@@ -214,7 +214,7 @@ func (n *Node) put(pod *corev1.Pod, k *known, session uint64, g *api.Grant) erro
 		n.tell(pod, corev1.EventTypeWarning, ReasonWithdrawn, "rules are no longer in force: "+lines(changed.Withdrawn)+because(g.Refused))
 	}
 	if needs := lasting(pod, changed.Restart); len(needs) > 0 && !reflect.DeepEqual(needs, needed) {
-		n.tell(pod, corev1.EventTypeNormal, ReasonRestart, restartText(needs, anyOf(changed.Because)))
+		n.tell(pod, corev1.EventTypeNormal, ReasonRestart, restartText(needs, changed.Because))
 	}
 	if len(changed.Moved) > 0 {
 		n.tell(pod, corev1.EventTypeNormal, ReasonMoved, "servers have to listen again, as endpoints have other addresses or ports: "+lines(changed.Moved))
@@ -242,8 +242,15 @@ func lasting(pod *corev1.Pod, restart map[string][]string) map[string][]string {
 	return left
 }
 
-func restartText(needs map[string][]string, because string) string {
-	return "rules need new containers: " + lines(needs) + "; " + because
+// restartText says what needs new containers, and the first reason of these.
+func restartText(needs map[string][]string, because map[string]string) string {
+	text := "rules need new containers: " + lines(needs)
+	for _, c := range slices.Sorted(maps.Keys(needs)) {
+		if because[c] != "" {
+			return text + "; " + because[c]
+		}
+	}
+	return text
 }
 
 // failedText says what of a grant is not in force, and why.
@@ -257,14 +264,6 @@ func failedText(list []api.GrantFailure) string {
 		texts = append(texts, what+f.Reason)
 	}
 	return "not all of the grant is in force, and it is tried again: " + strings.Join(texts, "; ")
-}
-
-// anyOf returns the reason of the first container that has one.
-func anyOf(because map[string]string) string {
-	if len(because) == 0 {
-		return ""
-	}
-	return because[slices.Min(slices.Collect(maps.Keys(because)))]
 }
 
 func because(refused string) string {

@@ -156,7 +156,11 @@ func (n *Node) condition(pod *corev1.Pod, k *known, d *grant.Decision) *corev1.P
 			c.Message = clip(c.Message + "; " + failedText(k.failed))
 		}
 	case len(k.failed) > 0:
-		c.Status, c.Reason, c.Message = corev1.ConditionFalse, ReasonFailed, clip(failedText(k.failed))
+		c.Status, c.Reason, c.Message = corev1.ConditionFalse, ReasonFailed, failedText(k.failed)
+		if len(needs) > 0 {
+			c.Message += "; " + restartText(needs, k.because)
+		}
+		c.Message = clip(c.Message)
 	case len(needs) > 0:
 		c.Status, c.Reason, c.Message = corev1.ConditionFalse, ReasonRestart, clip(restartText(needs, k.because))
 	}
