@@ -44,7 +44,8 @@ type Store interface {
 	// SetAFGraftOptions replaces them. More than there is room for are ErrQueueFull.
 	SetAFGraftOptions(sock int, options []Option) error
 	// Name returns the number by which the kernel programs know an endpoint that a socket was
-	// bound to by name. It is good until Withdraw.
-	Name(ep *endpoint.Endpoint) (number uint32, err error)
+	// bound to by name. It is good until Withdraw. The number is 0 if the endpoint is there no more: is tells so, and is
+	// asked while no other number is given.
+	Name(ep *endpoint.Endpoint, is func() bool) (number uint32, err error)
 	Withdraw(ep *endpoint.Endpoint) error
 }

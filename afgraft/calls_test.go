@@ -110,8 +110,10 @@ func (c *fakeCaller) SetAFGraftOptions(_ int, options []Option) error {
 	return c.fault
 }
 
-func (c *fakeCaller) Name(*endpoint.Endpoint) (uint32, error) { return 0, errors.ErrUnsupported }
-func (c *fakeCaller) Withdraw(*endpoint.Endpoint) error       { return errors.ErrUnsupported }
+func (c *fakeCaller) Name(*endpoint.Endpoint, func() bool) (uint32, error) {
+	return 0, errors.ErrUnsupported
+}
+func (c *fakeCaller) Withdraw(*endpoint.Endpoint) error { return errors.ErrUnsupported }
 
 func ints(numbers ...int32) []byte {
 	var b []byte

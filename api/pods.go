@@ -56,6 +56,17 @@ type Granted struct {
 	Restart map[string][]string `json:"restart,omitempty"`
 	// Because has the reason for the first of Restart, in one line.
 	Because map[string]string `json:"because,omitempty"`
+	// Failed is what could not be put in force, and may be another time. Nothing of it is in force.
+	Failed []GrantFailure `json:"failed,omitempty"`
+}
+
+// GrantFailure is a part of a grant that could not be put in force.
+type GrantFailure struct {
+	Container string `json:"container,omitempty"` // empty: the pod as a whole
+	// Rule is the rule with its flag, or what else of the grant it is. If it is empty, rules may be in force that are not
+	// granted any more, or are not written down: Reason says which.
+	Rule   string `json:"rule,omitempty"`
+	Reason string `json:"reason"` // one line
 }
 
 // PodState is a pod that has a grant or containers.

@@ -279,15 +279,18 @@ func (n *named) socketFor(ep *endpoint.Endpoint) (int, error) {
 // bindNamed binds a socket to an endpoint's address and port, or to the first free one of its
 // ports.
 func (e call) bindNamed(file int, ep *endpoint.Endpoint, by uint64) error {
-	named, err := e.Enforcer.Name(ep)
+	is := func() bool { return e.Endpoint(ep.Name) == ep }
+	named, err := e.Enforcer.Name(ep, is)
 	if err != nil {
 		return err
+	}
+	if named == 0 {
+		return refusalError{unix.ENOENT}
 	}
 	if err := e.bindNamedPort(file, policy.Binding{Ingress: true, Named: named, Call: by}, ep); err != nil {
 		return err
 	}
-	if e.Endpoint(ep.Name) != ep {
-		// The endpoint was deleted meanwhile, perhaps before it had a number.
+	if !is() { // it was deleted meanwhile
 		return errors.Join(refusalError{unix.ENOENT}, e.Enforcer.Withdraw(ep))
 	}
 	return nil

@@ -246,8 +246,8 @@ func (f *fakeEnforcer) SetAFGraftOptions(sock int, options []afgraft.Option) err
 	return nil
 }
 
-func (f *fakeEnforcer) Name(ep *endpoint.Endpoint) (number uint32, err error) {
-	if err := f.faults["Name"]; err != nil {
+func (f *fakeEnforcer) Name(ep *endpoint.Endpoint, is func() bool) (number uint32, err error) {
+	if err := f.faults["Name"]; err != nil || !is() {
 		return 0, err
 	}
 	if !slices.Contains(f.names, ep.Name) {

@@ -138,7 +138,7 @@ func (c *Container) restore() error {
 		return err
 	}
 	defer dir.Close()
-	if c.enforced, err = enforcer.Adopt(dir, c.table, c.endpointNamed); err != nil {
+	if c.enforced, err = enforcer.Adopt(dir, c.table, c.endpointNumbered); err != nil {
 		return err
 	}
 	if err := c.updateKernel(c.table); err != nil {

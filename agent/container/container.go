@@ -108,10 +108,12 @@ type Container struct {
 	// cause says why this process ended the container; nil if it did not.
 	cause atomic.Pointer[string]
 
-	changes      sync.Mutex // once the program runs: guards what follows, except fields with locks of their own
-	closing      bool
-	refusesNames atomic.Bool // see RefuseNames
-	state        State
+	changes sync.Mutex // once the program runs: guards what follows, except fields with locks of their own
+	closing bool
+	unsaved bool // what is in force is not what the owner has saved; see ErrUnsaved
+	// unwithdrawn are endpoints that have gone, and that sockets may still have that were bound by their names.
+	unwithdrawn []*endpoint.Endpoint
+	state       State
 	kernelState
 	parts
 	program
@@ -280,6 +282,15 @@ func (c *Container) endpointNamed(name string) *endpoint.Endpoint {
 		return nil
 	}
 	return ep
+}
+
+// endpointNumbered returns the endpoint of a name by which sockets with a number were bound; nil if it has gone, or has
+// another definition by now.
+func (c *Container) endpointNumbered(name string, number uint32) *endpoint.Endpoint {
+	if slices.ContainsFunc(c.state.Moved, func(m MovedName) bool { return m.Name == name && number <= m.Last }) {
+		return nil
+	}
+	return c.endpointNamed(name)
 }
 
 // The caller of netnsOf and of the functions below holds c.changes, or nobody else can have c yet.

@@ -30,6 +30,7 @@ type fakeOwner struct {
 	reserved [][]ports.Reservation
 	saved    []State
 	fails    error // Save
+	succeed  int   // so many saves do, before that
 	refuses  error // Reserve
 	pods     map[string]uint64
 }
@@ -44,6 +45,9 @@ func (o *fakeOwner) Reserve(list []ports.Reservation) error {
 
 func (o *fakeOwner) Save(s State) error {
 	o.saved = append(o.saved, s)
+	if o.succeed--; o.succeed >= 0 {
+		return nil
+	}
 	return o.fails
 }
 

@@ -90,14 +90,20 @@ func (c *Container) announce(t *policy.Table, set *endpoint.Set) error {
 	if err := c.owner.Reserve(c.reservations(t)); err != nil {
 		return err
 	}
-	next := c.state
-	next.Endpoints, next.Numbered = lines(set), names(t.Numbered())
-	c.given.Load().note(&next, &c.spec)
+	next := c.stateWith(t, set)
 	if err := c.owner.Save(next); err != nil {
 		return errors.Join(err, c.owner.Reserve(c.reservations(c.table)))
 	}
-	c.state = next
+	c.state, c.unsaved = next, false
 	return nil
+}
+
+// stateWith returns the state with the given rules, as a table and with a set of endpoints.
+func (c *Container) stateWith(t *policy.Table, set *endpoint.Set) State {
+	next := c.state
+	next.Endpoints, next.Numbered = lines(set), names(t.Numbered())
+	c.given.Load().note(&next, &c.spec)
+	return next
 }
 
 // DeleteEndpoint removes an endpoint. Rules that name the endpoint have no effect any more. Its
@@ -132,7 +138,7 @@ func (c *Container) deleteEndpoint(name string) error {
 		return errors.Join(err, c.announce(c.table, before))
 	}
 	gone, _ := before.Get(name)
-	return errors.Join(c.enforced.Withdraw(gone), c.closeUnused())
+	return errors.Join(c.withdraw([]*endpoint.Endpoint{gone}, c.enforced.Withdraw), c.closeUnused())
 }
 
 // nextTable compiles the rules whose endpoints are in the set.

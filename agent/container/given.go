@@ -1,6 +1,7 @@
 package container
 
 import (
+	"net/netip"
 	"slices"
 
 	"github.com/tsugiki/tsugiki/agent/rules"
@@ -33,6 +34,8 @@ type given struct {
 	gone    []bool // of them, those that it does not have any more
 	egress  []policy.Egress
 	names   []policy.NameRule
+	// resolvers are asked for names where IPv4 is translated. If there are none, questions are refused.
+	resolvers []netip.AddrPort
 	// replaced says that rules have been replaced since the container was registered.
 	replaced bool
 }
@@ -40,6 +43,9 @@ type given struct {
 // begin numbers the rules of a Spec.
 func begin(r *rules.Rules) *given {
 	g := &given{egress: r.Egress, names: r.NameRules}
+	if r.Translation != nil {
+		g.resolvers = r.Translation.Resolvers
+	}
 	for _, in := range r.Ingress {
 		g.add(in)
 	}
@@ -83,7 +89,7 @@ func isSame(a, b policy.Ingress) bool {
 // textOf returns a rule as a text without its sources, of which there may be hundreds.
 func textOf(r policy.Ingress) string { return r.WithFrom(nil).String() }
 
-// equals tells whether two given are the same rules with the same numbers and endpoints.
+// equals tells whether two given are the same rules with the same numbers and endpoints, and the same resolvers.
 func (g *given) equals(o *given) bool {
 	return slices.Equal(g.gone, o.gone) &&
 		slices.EqualFunc(g.ingress, o.ingress, func(a, b policy.Ingress) bool {
@@ -92,7 +98,7 @@ func (g *given) equals(o *given) bool {
 		slices.EqualFunc(g.egress, o.egress, func(a, b policy.Egress) bool {
 			return a.String() == b.String() && a.Endpoint.String() == b.Endpoint.String()
 		}) &&
-		slices.Equal(namesOf(g.names), namesOf(o.names))
+		slices.Equal(namesOf(g.names), namesOf(o.names)) && slices.Equal(g.resolvers, o.resolvers)
 }
 
 // has returns the ingress rules that the container has.

@@ -23,6 +23,18 @@ import (
 //
 // Filters and gates never change. check refuses rules that need what they do not do.
 
+// InForceError says that a container has the rules that were wanted, and what else of the change could not be done. The
+// next change does it.
+type InForceError struct{ Err error }
+
+func (e InForceError) Error() string { return "the rules are in force, but: " + e.Err.Error() }
+
+func (e InForceError) Unwrap() error { return e.Err }
+
+// ErrUnsaved is wrapped by an InForceError if the owner could not save the rules: the next process would have those
+// before.
+var ErrUnsaved = errors.New("rules have been taken away, and this could not be written down")
+
 // ErrNew is wrapped where only a new container can have a rule, apart from ErrUntrapped.
 var ErrNew = errors.New("rules of a running container")
 
@@ -44,16 +56,20 @@ type next struct {
 	set    endpoint.Set
 	table  *policy.Table     // set by check
 	places map[string]*place // by Endpoint.Netns: those that endpoints add, or come back to
+	// takesAway says that no rule comes, and none moves.
+	takesAway bool
 }
 
 // SetRules replaces the endpoints, and the ingress and egress rules of the container. All of them are in
 // force when SetRules returns, and others are not. Connections go on. A server whose rule has
 // gone or whose endpoint has moved takes no new connection, and no datagram, but from the container
-// itself. Name rules can be withdrawn, and come back, together.
+// itself. Name rules can be withdrawn, and come back, together. Other resolvers are asked from the next question for a
+// name on; without a translation, questions are refused.
 //
 // If the container cannot have the rules, nothing has changed: the error wraps ErrUntrapped or ErrNew if a
 // new container could have them, and policy.ErrRule if none could. It is a HostError if the host has
-// not what they need.
+// not what they need. Only an InForceError comes with the change. It is ErrUnsaved for a container with grants: a disk
+// that is full keeps no rule in force that is not granted any more.
 func (c *Container) SetRules(want *rules.Rules) (Changed, error) {
 	c.changes.Lock()
 	defer c.changes.Unlock()
@@ -65,30 +81,18 @@ func (c *Container) SetRules(want *rules.Rules) (Changed, error) {
 		return Changed{}, err
 	}
 	changed := c.compare(n)
-	if slices.Equal(c.endpoints.Load().All(), n.set.All()) && c.given.Load().equals(n.given) {
+	if !c.unsaved && len(c.unwithdrawn) == 0 && slices.Equal(c.endpoints.Load().All(), n.set.All()) && c.given.Load().equals(n.given) {
 		return changed, nil
 	}
-	if moved := c.movedNames(n); len(moved) > 0 {
-		err := n.discard(c)
-		for _, name := range moved {
-			if err == nil {
-				err = c.deleteEndpoint(name)
-			}
-		}
-		if err == nil {
-			n, err = c.wanted(want)
-		}
-		if err != nil {
-			return Changed{}, err
-		}
-	}
-	if err := c.putInForce(n); err != nil {
+	n.takesAway = len(changed.Restored)+len(changed.Added)+len(changed.Moved) == 0
+	var done InForceError
+	if err = c.putInForce(n); err != nil && !errors.As(err, &done) {
 		return Changed{}, err
 	}
 	if c.ownNS != nil {
 		c.addressLoopback()
 	}
-	return changed, nil
+	return changed, err
 }
 
 // CheckRules returns the error for which SetRules would change nothing.
@@ -132,6 +136,10 @@ func (c *Container) wanted(want *rules.Rules) (*next, error) {
 		}
 		r.Endpoint = ep
 		n.given.take(r)
+	}
+	n.given.resolvers = nil
+	if want.Translation != nil {
+		n.given.resolvers = slices.Clone(want.Translation.Resolvers)
 	}
 	n.given.egress = slices.Clone(want.Egress)
 	n.given.names = nil
@@ -232,29 +240,37 @@ func (c *Container) fits(t *policy.Table, set *endpoint.Set) error {
 	return nil
 }
 
-// movedNames are nameable endpoints that have another definition in next. Whoever has bound one by its
-// name must not have the other one by that, also if this process is killed.
-func (c *Container) movedNames(n *next) (list []string) {
-	for _, ep := range c.endpoints.Load().All() {
-		if other, err := n.set.Get(ep.Name); err == nil && other != ep && ep.Nameable {
-			list = append(list, ep.Name)
+// moved returns the names of the nameable endpoints of a set that have had another definition, and have another one
+// now than in the former set. Whoever has bound one by its name must not have the other one by that, also if this
+// process is killed. No program names an endpoint of the former set any more that the set does not have.
+func (c *Container) moved(former, set *endpoint.Set) (list []MovedName) {
+	for _, ep := range set.All() {
+		i := slices.IndexFunc(c.state.Moved, func(m MovedName) bool { return m.Name == ep.Name })
+		was, err := former.Get(ep.Name)
+		switch {
+		case err == nil && was != ep && was.Nameable:
+			list = append(list, MovedName{ep.Name, c.enforced.LastNamed()})
+		case i >= 0:
+			list = append(list, c.state.Moved[i])
 		}
 	}
 	return list
 }
 
-// putInForce makes the container have what check has checked. After an error it has what it had.
+// putInForce makes the container have what check has checked. After an error it has what it had, but if the error is an
+// InForceError.
 func (c *Container) putInForce(n *next) error {
-	before, had := c.endpoints.Load(), c.given.Load()
+	before, had, moved := c.endpoints.Load(), c.given.Load(), c.state.Moved
 	for netns, p := range n.places {
 		c.settle(p)
 		c.host[netns] = p
 		c.former = slices.DeleteFunc(c.former, func(f *place) bool { return f == p })
 	}
-	c.given.Store(n.given)
-	if err := c.announce(n.table, &n.set); err != nil {
+	back := func() error {
 		c.given.Store(had)
-		return errors.Join(err, c.closeUnused())
+		c.endpoints.Store(before)
+		c.state.Moved = moved
+		return c.closeUnused()
 	}
 	// Programs name no endpoint meanwhile that goes, nor one that the engine does not know yet.
 	both := before.Clone()
@@ -263,22 +279,44 @@ func (c *Container) putInForce(n *next) error {
 			_ = both.Remove(ep.Name) // it is there
 		}
 	}
+	c.given.Store(n.given)
 	c.endpoints.Store(&both)
+	c.state.Moved = c.moved(before, &n.set)
+	unsaved := c.announce(n.table, &n.set)
+	if unsaved != nil && (!n.takesAway || !c.spec.Granted) {
+		return errors.Join(unsaved, back())
+	}
 	// The kernel first: sockets that are led to new endpoints then get there.
 	admit := func(*policy.Table) error { return c.admitPods() }
 	if err := c.change(n.table, admit, c.updateKernel, c.updateEngine, c.updateGates); err != nil {
-		c.given.Store(had)
-		c.endpoints.Store(before)
-		return errors.Join(err, c.announce(c.table, before), c.closeUnused())
+		return errors.Join(err, back(), c.announce(c.table, before))
 	}
 	c.endpoints.Store(&n.set)
+	c.askResolvers()
 	var errs []error
-	for _, ep := range before.All() {
-		if !slices.Contains(n.set.All(), ep) {
-			errs = append(errs, c.enforced.Withdraw(ep))
+	if unsaved != nil {
+		c.state, c.unsaved = c.stateWith(n.table, &n.set), true
+		errs = append(errs, fmt.Errorf("%w: %w", ErrUnsaved, unsaved), c.owner.Reserve(c.reservations(n.table)))
+	}
+	gone := slices.DeleteFunc(before.All(), func(ep *endpoint.Endpoint) bool { return slices.Contains(n.set.All(), ep) })
+	if err := errors.Join(append(errs, c.withdraw(gone, c.enforced.Withdraw), c.closeUnused())...); err != nil {
+		return InForceError{err}
+	}
+	return nil
+}
+
+// withdraw takes endpoints that have gone from sockets that were bound by their names. What fails is tried again with the
+// next change.
+func (c *Container) withdraw(gone []*endpoint.Endpoint, from func(*endpoint.Endpoint) error) error {
+	var errs []error
+	gone = append(c.unwithdrawn, gone...)
+	c.unwithdrawn = nil
+	for _, ep := range gone {
+		if err := from(ep); err != nil {
+			errs, c.unwithdrawn = append(errs, err), append(c.unwithdrawn, ep)
 		}
 	}
-	return errors.Join(append(errs, c.closeUnused())...)
+	return errors.Join(errs...)
 }
 
 // compare tells what next changes.

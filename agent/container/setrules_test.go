@@ -280,6 +280,7 @@ func TestSetRulesRefuses(t *testing.T) {
 		}
 	}
 	less := func(r api.Rules) api.Rules { r.Ingress = nil; return r }
+	pool := func(r api.Rules) api.Rules { r.Translate.Pool = "10.18.0.0/15"; return r }
 	served := ruled([]string{webA}, []string{"0.0.0.0:80=web"})
 	routed := ruled([]string{out}, nil, "0.0.0.0/0=out")
 	for _, tt := range []struct {
@@ -301,7 +302,8 @@ func TestSetRulesRefuses(t *testing.T) {
 		{"own with a loopback", served, ruled([]string{webA}, []string{"0.0.0.0:80+own=web"}), true, nil, ""},
 		{"another mode", served, api.Rules{Mode: "seccomp", Endpoints: served.Endpoints, Ingress: served.Ingress}, false, needsNew, "the mode cannot change"},
 		{"translation", served, translated("198.51.100.53:53"), true, needsNew, "the translation cannot change"},
-		{"another translation", translated("198.51.100.54:53"), translated("198.51.100.53:53"), true, needsNew, "the translation cannot change"},
+		{"other resolvers", translated("198.51.100.54:53"), translated("198.51.100.53:53"), true, nil, ""},
+		{"another pool", translated("198.51.100.54:53"), pool(translated("198.51.100.54:53")), true, needsNew, "the translation cannot change"},
 		{"the same translation", translated("198.51.100.53:53"), less(translated("198.51.100.53:53")), true, nil, ""},
 		{"translation no more", translated("198.51.100.53:53"), ruled([]string{webA}, []string{"0.0.0.0:80=web"}), true, nil, ""},
 		{"sources where IPv4 is translated", translated("198.51.100.53:53"), ruled([]string{webA}, []string{"0.0.0.0:80+from:10.0.0.0/8=web"}), true, needsNew, "sources cannot be checked"},

@@ -2,7 +2,9 @@ package container
 
 import (
 	"fmt"
+	"slices"
 
+	"github.com/tsugiki/tsugiki/agent/rules"
 	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/policy"
 )
@@ -31,6 +33,12 @@ type State struct {
 	Replaced bool       `json:"replaced,omitempty"`
 	Outwards []RuleText `json:"outwards,omitempty"`
 	Unnamed  bool       `json:"unnamed,omitempty"`
+	// Resolvers are asked for names in the place of those of the Spec, if there are any. NoNames says that none
+	// is asked.
+	Resolvers []string `json:"resolvers,omitempty"`
+	NoNames   bool     `json:"noNames,omitempty"`
+	// Moved are nameable endpoints that have had another definition.
+	Moved []MovedName `json:"moved,omitempty"`
 	// Untrapped says that connect(2), sends and listen(2) of its programs are not trapped, and that
 	// its loopback is on the host (graft.NeedsTraps). Its filters do not change, so Untrapped does
 	// not change.
@@ -43,9 +51,17 @@ type RuleText struct {
 	Endpoint string `json:"endpoint"`
 }
 
+// MovedName is the name of a nameable endpoint. Sockets that were bound by it have numbers (enforcer.Name). Those with
+// a number up to Last were bound when the endpoint had another definition.
+type MovedName struct {
+	Name string `json:"name"`
+	Last uint32 `json:"last"`
+}
+
 // note writes the rules into a state.
 func (g *given) note(s *State, spec *Spec) {
 	s.From, s.Own, s.Added, s.Gone, s.Outwards, s.Replaced = nil, nil, nil, nil, nil, g.replaced
+	g.noteResolvers(s, spec)
 	var from []string
 	changed := false
 	for i, r := range g.ingress {
@@ -72,6 +88,33 @@ func (g *given) note(s *State, spec *Spec) {
 		s.Outwards = append(s.Outwards, RuleText{r.String(), r.Endpoint.String()})
 	}
 	s.Unnamed = len(g.names) == 0 && len(spec.NameRules) > 0
+}
+
+// noteResolvers writes into a state which resolvers are asked, if they are others than those of the Spec.
+func (g *given) noteResolvers(s *State, spec *Spec) {
+	s.Resolvers, s.NoNames = nil, false
+	if spec.Translation == nil || slices.Equal(g.resolvers, spec.Translation.Resolvers) {
+		return
+	}
+	s.NoNames = len(g.resolvers) == 0
+	for _, r := range g.resolvers {
+		s.Resolvers = append(s.Resolvers, r.String())
+	}
+}
+
+// restoreResolvers reads what noteResolvers has written.
+func (g *given) restoreResolvers(s *State) error {
+	if s.NoNames || len(s.Resolvers) > 0 {
+		g.resolvers = nil
+	}
+	for _, text := range s.Resolvers {
+		r, err := rules.ParseResolver(text)
+		if err != nil {
+			return err
+		}
+		g.resolvers = append(g.resolvers, r)
+	}
+	return nil
 }
 
 // restored returns the rules of a state.
@@ -110,6 +153,9 @@ func restored(s *State, spec *Spec) (*given, error) {
 			return nil, fmt.Errorf("ingress rule %d has gone, and there are %d", n, len(g.gone))
 		}
 		g.drop(n - 1)
+	}
+	if err := g.restoreResolvers(s); err != nil {
+		return nil, err
 	}
 	if g.replaced = s.Replaced; !g.replaced {
 		return g, nil

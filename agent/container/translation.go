@@ -123,8 +123,8 @@ func (c *Container) serveNames() error {
 	}
 	var err error
 	t.proxy, err = dns.New(dns.Options{
-		Table: t.Table, Upstreams: c.spec.Translation.Resolvers, NAT64: t.prefix, NAT64Known: t.known, Dial: c.dialResolver,
-		Answered: t.named.answered(), Refuses: c.refusesNames.Load,
+		Table: t.Table, Upstreams: c.given.Load().resolvers, NAT64: t.prefix, NAT64Known: t.known, Dial: c.dialResolver,
+		Answered: t.named.answered(),
 	})
 	if err != nil {
 		return err
@@ -156,9 +156,13 @@ func (c *Container) serveNames() error {
 	return c.enforced.ServeNames()
 }
 
-// RefuseNames has questions of the container's programs for names be refused, or not any more. The agent
-// asks resolvers from the host's network, which no rule limits.
-func (c *Container) RefuseNames(refuse bool) { c.refusesNames.Store(refuse) }
+// askResolvers has the DNS proxy ask the container's present resolvers, and refuse questions if there are none. The
+// agent asks them from the host's network, which no rule limits.
+func (c *Container) askResolvers() {
+	if t := c.translation; t != nil && t.proxy != nil {
+		t.proxy.SetUpstreams(c.given.Load().resolvers)
+	}
+}
 
 // listenForNames gives the DNS proxy its port, and starts it.
 func (c *Container) listenForNames(ctx context.Context) error {
@@ -215,28 +219,40 @@ const (
 )
 
 // discover keeps the network's NAT64 up to date. Nothing that it calls waits for it: the proxy
-// needs no NAT64 to ask upstreams.
+// needs no NAT64 to ask upstreams. While there are none, nothing is asked, and the NAT64 stays as it was. Others are
+// asked at once.
 func (t *translation) discover(ctx context.Context) {
 	known := sync.OnceFunc(func() { close(t.known) })
 	for {
-		found, valid, err := t.proxy.Discover(ctx)
-		pause := max(valid, discoverLeast)
-		switch {
-		case err != nil:
-			pause = discoverAgain
-		case len(found) > 0:
-			t.nat64.Store(&found[0])
-		default:
-			t.nat64.Store(nil)
+		upstreams, changed := t.proxy.Upstreams()
+		var again <-chan time.Time // never
+		if len(upstreams) > 0 {
+			again = time.After(t.search(ctx))
 		}
-		t.udp.Load().leadNAT64()
 		known()
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(pause):
+		case <-changed:
+		case <-again:
 		}
 	}
+}
+
+// search looks for the network's NAT64, and returns the pause before the next search.
+func (t *translation) search(ctx context.Context) time.Duration {
+	found, valid, err := t.proxy.Discover(ctx)
+	pause := max(valid, discoverLeast)
+	switch {
+	case err != nil:
+		pause = discoverAgain
+	case len(found) > 0:
+		t.nat64.Store(&found[0])
+	default:
+		t.nat64.Store(nil)
+	}
+	t.udp.Load().leadNAT64()
+	return pause
 }
 
 func (t *translation) prefix() (none translate.NAT64) {

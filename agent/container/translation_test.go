@@ -3,6 +3,7 @@ package container
 import (
 	"context"
 	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"testing"
@@ -96,6 +97,49 @@ func TestLiteralWaitsForNAT64(t *testing.T) {
 			}
 		})
 	}
+}
+
+// While there is no resolver, nobody looks for the NAT64, or waits for it. Other resolvers are asked at once.
+func TestDiscoverFollowsResolvers(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		asked := 0
+		tr := newTranslation(t, func(string) []string {
+			asked++
+			return []string{fmt.Sprintf("2001:db8:%x::192.0.0.170", asked), fmt.Sprintf("2001:db8:%x::192.0.0.171", asked)}
+		})
+		tr.proxy.SetUpstreams(nil)
+		ctx, end := context.WithCancel(t.Context())
+		tr.work.Go(func() { tr.discover(ctx) })
+		defer tr.work.Wait()
+		defer end()
+		check := func(what string, want int) {
+			t.Helper()
+			synctest.Wait()
+			prefix := ""
+			if n := tr.prefix(); n.IsValid() {
+				prefix = n.Prefix().String()
+			}
+			now := ""
+			if want > 0 {
+				now = fmt.Sprintf("2001:db8:%x::/96", want)
+			}
+			if asked != want || prefix != now {
+				t.Errorf("%s: asked %d times, want %d; the NAT64 is %q, want %q", what, asked, want, prefix, now)
+			}
+		}
+		check("no resolver", 0)
+		began := time.Now()
+		if _, known := tr.V6(netip.MustParseAddr("203.0.113.9")); known || time.Since(began) > 0 {
+			t.Errorf("without resolvers, a NAT64 is known: %v, after %s", known, time.Since(began))
+		}
+		tr.proxy.SetUpstreams([]netip.AddrPort{netip.MustParseAddrPort("192.0.2.53:53")})
+		check("a resolver", 1)
+		tr.proxy.SetUpstreams([]netip.AddrPort{netip.MustParseAddrPort("192.0.2.54:53")})
+		check("another one", 2)
+		tr.proxy.SetUpstreams(nil)
+		time.Sleep(48 * time.Hour)
+		check("none any more", 2)
+	})
 }
 
 // A host behind the NAT64 has its IPv4 address, unless a name was answered with a virtual one, or the

@@ -36,7 +36,7 @@ func (c *Container) Translation() (api.Translation, error) {
 		if n := t.prefix(); n.IsValid() {
 			shown.NAT64 = n.String()
 		}
-		for _, r := range c.spec.Translation.Resolvers {
+		for _, r := range c.Resolvers() {
 			shown.Resolvers = append(shown.Resolvers, r.String())
 		}
 		return nil

@@ -58,6 +58,7 @@ func (d *Daemon) adoptAll() error {
 		}
 		if err := d.adopt(r, started); err != nil {
 			d.log.Error("container not taken over; it runs on without an agent", "container", r.Name, "err", err)
+			d.noteOrphan(r, err)
 		}
 	}
 	for _, dir := range []string{api.AgainDir(d.runDir), api.EndedDir(d.runDir)} {

@@ -87,7 +87,8 @@ type Daemon struct {
 	byName  map[string]*managed
 	byToken map[string]*managed
 	leaving map[string]*removal // by name
-	ended   []*ended            // the last is the latest
+	orphans []orphan
+	ended   []*ended // the last is the latest
 
 	ports *ports.Table
 }
@@ -136,6 +137,7 @@ func (d *Daemon) start() (err error) {
 	if d.store, err = openStore(d.config.Load().StateDir, d.boot); err != nil {
 		return err
 	}
+	d.podNotes.load(d.store, d.log)
 	if err := d.adoptAll(); err != nil {
 		return err
 	}

@@ -38,6 +38,7 @@ func newDaemon(t *testing.T) (*Daemon, *bytes.Buffer) {
 	if d.store, err = openStore(d.config.Load().StateDir, d.boot); err != nil {
 		t.Fatal(err)
 	}
+	d.podNotes.load(d.store, d.log)
 	t.Cleanup(func() {
 		if err := d.Close(); err != nil {
 			t.Error(err)

@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/tsugiki/tsugiki/agent/container"
+	"github.com/tsugiki/tsugiki/agent/httpapi"
 	"github.com/tsugiki/tsugiki/agent/rules"
 	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/endpoint"
@@ -16,52 +17,113 @@ import (
 // followed is what a new grant changes of a container. Rules are texts with their flags.
 type followed struct {
 	container.Changed
-	restart []string // need a new container
-	because string   // the reason for the first of them
+	restart []string           // need a new container
+	because string             // the reason for the first of them
+	failed  []api.GrantFailure // what could not be put in force
+	stays   error              // why rules may be in force that are not granted any more; nil: none is
 }
 
 // follow puts wanted rules in force: all of them in one step, if the container can have them. If not,
 // rules go that are not wanted, and those come then that the container can have. The caller holds
 // following.
-func (m *managed) follow(want api.Rules) (followed, error) {
-	wanted, err := rules.Parse(want)
-	if err != nil {
-		return followed{}, err
-	}
-	if want.Mode == "" {
-		has, _ := rules.Parse(api.Rules{Mode: m.Mode}) // it was one when the container was registered
-		wanted.Mode = has.Mode
-	}
-	_ = haveResolvers(wanted.Translation) // one without resolvers is another translation
-	changed, err := m.SetRules(&wanted)
-	if err == nil || errors.Is(err, os.ErrClosed) {
-		return followed{Changed: changed}, err
+func (m *managed) follow(want api.Rules) followed { return m.followBy(want, m.SetRules) }
+
+// followBy is follow with a function that sets rules.
+func (m *managed) followBy(want api.Rules, set func(*rules.Rules) (container.Changed, error)) (f followed) {
+	wanted := m.wanted(want, &f)
+	changed, err := set(&wanted)
+	if f.inForce(changed, err) {
+		return f
 	}
 	rest := m.Kept(&wanted)
-	if changed, err = m.SetRules(&rest); err != nil {
-		return followed{}, err
+	if changed, err = set(&rest); !f.inForce(changed, err) {
+		// The kernel has no room for their sources, say. Rules that are not granted must not stay. So all go, and those
+		// that are granted come back.
+		rest = rules.Rules{Mode: rest.Mode}
+		if changed, err = set(&rest); !f.inForce(changed, err) {
+			f.stays = fmt.Errorf("rules that are no longer granted may be in force: %w", err)
+			return f
+		}
 	}
-	f := followed{Changed: changed}
-	var errs []error
+	var list []one
+	all := rest
 	for _, more := range missing(&wanted, &rest) {
-		try := more.with(&rest)
+		try := more.with(&all)
 		try.Mode, try.Translation = wanted.Mode, wanted.Translation
 		switch err := m.CheckRules(try); {
 		case err == nil:
-			rest = *try
+			list, all = append(list, more), *try
 		case errors.Is(err, container.ErrUntrapped), errors.Is(err, container.ErrNew):
 			f.needsNew(more.text, err.Error())
 		default:
-			errs = append(errs, err)
+			f.fails(more.text, err)
 		}
 	}
-	changed, err = m.SetRules(&rest)
-	f.join(changed)
-	return f, errors.Join(append(errs, err)...)
+	if len(list) == 0 {
+		return f
+	}
+	if changed, err = set(&all); f.inForce(changed, err) {
+		return f
+	}
+	for _, more := range list { // for one of them, another container may have the port
+		try := more.with(&rest)
+		try.Mode, try.Translation = all.Mode, all.Translation
+		if changed, err = set(try); f.inForce(changed, err) {
+			rest = *try
+		} else {
+			f.fails(more.text, err)
+		}
+	}
+	return f
 }
 
-// join adds what was changed after that.
+// wanted reads the rules of a grant, which the grants' table has checked. Those of a container are in the mode of the
+// container if they say none.
+func (m *managed) wanted(want api.Rules, f *followed) rules.Rules {
+	has, _ := rules.Parse(api.Rules{Mode: m.Mode}) // it was one when the container was registered
+	wanted, err := rules.Parse(want)
+	if err != nil {
+		f.fails("", err)
+		return has
+	}
+	if want.Mode == "" {
+		wanted.Mode = has.Mode
+	}
+	if err := haveResolvers(wanted.Translation); err != nil {
+		f.fails(restartTranslate, err)
+		wanted.Translation.Resolvers = nil // those in force may be of a grant before
+	}
+	return wanted
+}
+
+// inForce tells whether rules are in force after SetRules, and notes the change. A container that is being removed needs
+// no rules.
+func (f *followed) inForce(c container.Changed, err error) bool {
+	var done container.InForceError
+	but := errors.As(err, &done)
+	if but {
+		f.fails("", err)
+	}
+	if err == nil || but {
+		f.join(c)
+	}
+	return err == nil || but || errors.Is(err, os.ErrClosed)
+}
+
+// fails adds what could not be put in force, and the reason.
+func (f *followed) fails(what string, err error) {
+	f.failed = append(f.failed, api.GrantFailure{Rule: what, Reason: httpapi.OneLine(err)})
+}
+
+// join adds what was changed after that. What went and is back was not changed for others.
 func (f *followed) join(c container.Changed) {
+	c.Restored = slices.DeleteFunc(slices.Clone(c.Restored), func(text string) bool {
+		i := slices.Index(f.Withdrawn, text)
+		if i >= 0 {
+			f.Withdrawn = slices.Delete(slices.Clone(f.Withdrawn), i, i+1)
+		}
+		return i >= 0
+	})
 	f.Withdrawn = append(f.Withdrawn, c.Withdrawn...)
 	f.Restored = append(f.Restored, c.Restored...)
 	f.Added = append(f.Added, c.Added...)

@@ -53,6 +53,7 @@ func TestFollow(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer d.end(m)
 	for _, tt := range []struct {
 		what    string
 		want    api.Rules
@@ -80,7 +81,7 @@ func TestFollow(t *testing.T) {
 		{
 			"one that the host cannot have", of(list(nobody, b), list("0.0.0.0:80=n"), list("10.0.0.0/8=b", "12.0.0.0/8=b")),
 			followed{Changed: container.Changed{Withdrawn: list("-e 11.0.0.0/8=b"), Added: list("-e 12.0.0.0/8=b")}},
-			list("10.0.0.0/8=b", "12.0.0.0/8=b"), "the host has no address 203.0.113.77",
+			list("10.0.0.0/8=b", "12.0.0.0/8=b"), "-i 0.0.0.0:80=n: endpoint n: the host has no address 203.0.113.77",
 		},
 		{
 			"from now on translated", translated(""),
@@ -99,10 +100,11 @@ func TestFollow(t *testing.T) {
 		{"as before", of(list(a, b), in, list("10.0.0.0/8=b", "12.0.0.0/8=b")), followed{Changed: container.Changed{Restored: list("-i 0.0.0.0:80=a"), Added: list("-e 12.0.0.0/8=b")}}, list("0.0.0.0:80=a", "10.0.0.0/8=b", "12.0.0.0/8=b"), ""},
 		{"nothing any more", api.Rules{}, followed{Changed: container.Changed{Withdrawn: list("-e 10.0.0.0/8=b", "-e 12.0.0.0/8=b", "-i 0.0.0.0:80=a")}}, nil, ""},
 	} {
-		f, err := m.follow(tt.want)
-		if (err != nil) != (tt.fails != "") || err != nil && !strings.Contains(err.Error(), tt.fails) {
-			t.Errorf("%s: %v, want %q", tt.what, err, tt.fails)
+		f := m.follow(tt.want)
+		if (len(f.failed) != 0) != (tt.fails != "") || len(f.failed) > 0 && !strings.HasPrefix(f.failed[0].Rule+": "+f.failed[0].Reason, tt.fails) {
+			t.Errorf("%s: %q, want %q", tt.what, f.failed, tt.fails)
 		}
+		f.failed = nil
 		if f.because, _, _ = strings.Cut(strings.TrimPrefix(f.because, container.ErrUntrapped.Error()+": "), ";"); f.because != tt.changes.because {
 			t.Errorf("%s: because %q, want %q", tt.what, f.because, tt.changes.because)
 		}
@@ -114,6 +116,66 @@ func TestFollow(t *testing.T) {
 		if diff := cmp.Diff(tt.now, append(r.Ingress, r.Egress...)); diff != "" {
 			t.Errorf("%s: in force (-want +got):\n%s", tt.what, diff)
 		}
+	}
+}
+
+// Other resolvers are asked, or none, as the grant says, and the record has them for the next daemon.
+func TestFollowResolvers(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	of := func(dns ...string) api.Rules {
+		r := api.Rules{Endpoints: []string{"six type ipv6 addr :: port dynamic"}, Egress: []string{"2001:db8::/32=six"}}
+		if len(dns) > 0 {
+			r.Translate = &api.Translate{DNS: dns}
+		}
+		return r
+	}
+	d, _ := newDaemon(t)
+	beginGrants(t, d)
+	grantedNow(t, d, map[string]api.Rules{"c": of("198.51.100.53:53")})
+	r := ofPod("c", "1")
+	r.LoopbackOnly = true
+	m, err := d.register(t.Context(), r)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer d.end(m)
+	const first = "198.51.100.53:53"
+	for _, dns := range [][]string{{"198.51.100.54:53", "198.51.100.55:53"}, nil, {"198.51.100.54:53"}, {first}} {
+		if answer := grantedNow(t, d, map[string]api.Rules{"c": of(dns...)}); cmp.Diff(api.Granted{}, answer) != "" {
+			t.Errorf("%v: %+v", dns, answer)
+		}
+		var asked []string
+		for _, r := range m.Resolvers() {
+			asked = append(asked, r.String())
+		}
+		if !slices.Equal(asked, dns) {
+			t.Errorf("%v are asked, want %v", asked, dns)
+		}
+		kept, err := d.store.get(m.Name)
+		if err != nil {
+			t.Fatal(err)
+		}
+		others := slices.DeleteFunc(slices.Clone(dns), func(r string) bool { return r == first }) // than those of its start
+		if kept.NoNames != (len(dns) == 0) || !slices.Equal(kept.Resolvers, others) {
+			t.Errorf("%v: the record has %v, none: %v", dns, kept.Resolvers, kept.NoNames)
+		}
+	}
+	pool := of("198.51.100.54:53")
+	pool.Translate.Pool = "10.18.0.0/15"
+	answer := grantedNow(t, d, map[string]api.Rules{"c": pool})
+	if !slices.Equal(answer.Restart["c"], []string{restartTranslate}) || m.Resolvers()[0].String() != "198.51.100.54:53" {
+		t.Errorf("another pool: %+v; %v are asked", answer, m.Resolvers())
+	}
+	// Those of the grant before are not asked if nobody knows those of the host.
+	defer func(was string) { resolvConf = was }(resolvConf)
+	resolvConf = "/nothing/here"
+	own := of(first)
+	own.Translate.DNS = nil
+	answer = grantedNow(t, d, map[string]api.Rules{"c": own})
+	if len(answer.Failed) != 1 || answer.Failed[0].Rule != restartTranslate || len(m.Resolvers()) != 0 {
+		t.Errorf("unknown resolvers: %+v; %v are asked", answer, m.Resolvers())
 	}
 }
 
@@ -129,6 +191,7 @@ func TestRequestedRules(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	defer d.end(m)
 	path := "/v1/containers/" + name + "/rules"
 	for _, tt := range []struct {
 		method, path string

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"strconv"
+	"strings"
 	"testing"
 
 	"github.com/tsugiki/tsugiki/agent/container"
@@ -50,6 +51,35 @@ func TestRegisterOverAnOrphan(t *testing.T) {
 		}
 		if err := g.Remove(); err != nil {
 			t.Error(err)
+		}
+	}
+}
+
+// Whoever gives a pod a grant hears that a container does not follow it that was not taken over, as long as it runs.
+func TestOrphanFollowsNoGrant(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	stat, err := proc.ReadStat(os.Getpid())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for started, runs := range map[string]bool{strconv.FormatUint(stat.Start, 10): true, "0": false} {
+		d, _ := newDaemon(t)
+		r := someRecord("a")
+		r.Pod, r.Mode = &api.Pod{Namespace: "shop", Name: "web", UID: "u1", Container: "c"}, "of a later version"
+		r.PID, r.Started = os.Getpid(), started
+		if err := errors.Join(d.store.put(r), d.adoptAll()); err != nil {
+			t.Fatal(err)
+		}
+		beginGrants(t, d)
+		failed := grantedNow(t, d, nil).Failed
+		if (len(failed) == 1) != runs || runs && (failed[0].Container != "c" || failed[0].Rule != "" || !strings.Contains(failed[0].Reason, "of a later version")) {
+			t.Errorf("runs %v: %q", runs, failed)
+		}
+		// Nobody could take its rules by trying again. A later pod of the name waits for the answer.
+		if code, body := ask(t, d, "DELETE", "/v1/pods/u1", nil); code != 204 {
+			t.Errorf("runs %v: delete: %d %s", runs, code, body)
 		}
 	}
 }

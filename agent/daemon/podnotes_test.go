@@ -140,6 +140,9 @@ func TestForwardPod(t *testing.T) {
 	if direct("s1") || !direct("s2") {
 		t.Errorf("the pod whose grant says slow is direct: %v; another pod is: %v", direct("s1"), direct("s2"))
 	}
+	restarted(t, d)
+	put("u1", true)
+	restarted(t, d)
 	put("u1", false)
 	if !direct("s1") {
 		t.Error("the grant no longer says slow, and the pod is slow")
@@ -219,7 +222,9 @@ func TestCountPod(t *testing.T) {
 	}
 	var notes podNotes
 	for i, name := range []string{"web", "log", "web"} {
-		notes.note(&api.Pod{UID: "u1", Container: name}, fmt.Sprint(i))
+		if err := notes.note(&api.Pod{UID: "u1", Container: name}, fmt.Sprint(i), false); err != nil {
+			t.Fatal(err)
+		}
 		notes.byUID["u1"].count(count, true)
 	}
 	if want := map[string]bool{"1": true, "2": true}; !maps.Equal(is, want) {

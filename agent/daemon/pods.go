@@ -59,16 +59,29 @@ func (d *Daemon) tellOf(r *api.Registration, err error) {
 }
 
 // catchUp has a container follow the grant of its pod, if it was replaced since the container was
-// registered. After an error the container may have rules that were withdrawn.
-func (d *Daemon) catchUp(m *managed, used *api.Grant) error {
-	if used == nil || d.grants.Get(m.Pod.UID) == used {
+// registered. After an error the container may have rules that were withdrawn. m is nil if the container has no rules.
+func (d *Daemon) catchUp(m *managed, pod *api.Pod, used *api.Grant) error {
+	if used == nil || d.grants.Get(pod.UID) == used {
 		return nil
 	}
-	f, err := d.followGrant(m)
-	if err == nil && len(f.restart) > 0 {
-		err = errors.New(f.because) // the next try has the new grant from its beginning
+	if m == nil {
+		if len(d.bareNeeds(pod.UID, pod.Container)) > 0 {
+			return errBare // as above: the next try has them
+		}
+		return nil
 	}
-	if err != nil {
+	f := d.followGrant(m)
+	var errs []error
+	if len(f.restart) > 0 {
+		errs = append(errs, errors.New(f.because)) // the next try has the new grant from its beginning
+	}
+	if f.stays != nil {
+		errs = append(errs, f.stays)
+	}
+	for _, failed := range f.failed {
+		errs = append(errs, errors.New(failed.Reason))
+	}
+	if err := errors.Join(errs...); err != nil {
 		return fmt.Errorf("follow the new grant of the container's pod: %w", err)
 	}
 	return nil
@@ -108,45 +121,68 @@ func (m *managed) letPodsIn() {
 
 // followGrant has a container follow the present grant of its pod. Without one, and with a refusal,
 // nothing is given to it.
-func (d *Daemon) followGrant(m *managed) (followed, error) {
+func (d *Daemon) followGrant(m *managed) followed {
 	m.following.Lock()
 	defer m.following.Unlock()
-	var want api.Rules
-	if g := d.grants.Get(m.Pod.UID); g != nil && g.Refused == "" {
-		want = g.Containers[m.Pod.Container]
-	}
-	m.RefuseNames(losesResolvers(m.Translate, want))
-	f, err := m.follow(want)
+	want := d.grantedTo(m.Pod.UID, m.Pod.Container)
+	f := m.follow(want)
 	if want.Mode != "" && want.Mode != m.Mode {
 		f.needsNew("mode: "+want.Mode, "the mode cannot change")
 	}
 	if retranslates(m.Translate, want) {
 		f.needsNew(restartTranslate, "the translation cannot change")
 	}
-	return f, err
+	return f
 }
 
-// follow has all containers of a pod follow its grant.
+// grantedTo returns the rules that a container of a pod is given at present.
+func (d *Daemon) grantedTo(uid, container string) (none api.Rules) {
+	if g := d.grants.Get(uid); g != nil && g.Refused == "" {
+		return g.Containers[container]
+	}
+	return none
+}
+
+// follow has all containers of a pod follow its grant. After an error something may be in force that is not granted any
+// more, so whoever gives grants has to try again at once; others may not look at Failed.
 func (d *Daemon) follow(uid string) (api.Granted, error) {
 	all := api.Granted{
 		Withdrawn: map[string][]string{}, Restored: map[string][]string{}, Added: map[string][]string{}, Moved: map[string][]string{},
 		Changed: map[string][]string{}, Restart: map[string][]string{}, Because: map[string]string{},
 	}
+	fails := func(container string, failed api.GrantFailure) {
+		failed.Container = container
+		all.Failed = append(all.Failed, failed)
+	}
 	containers := d.containersOf(uid)
 	for _, m := range containers {
-		d.podNotes.note(m.Pod, m.ID)
+		if err := d.podNotes.noteFormer(m.Pod, m.ID); err != nil {
+			fails(m.Pod.Container, api.GrantFailure{Reason: httpapi.OneLine(err)})
+		}
 	}
-	err := d.followAsPod(uid)
-	if errors.Is(err, errNoSandbox) {
+	bare := d.podNotes.bareOf(uid) // before the note of a pod without a grant goes
+	var errs []error
+	switch err := d.followAsPod(uid); {
+	case errors.Is(err, errNoSandbox):
 		for _, m := range containers {
 			all.Restart[m.Pod.Container] = []string{restartSlow}
 		}
-		err = nil
-	}
-	errs := []error{err}
-	for _, m := range containers {
-		f, err := d.followGrant(m)
+	case err != nil:
 		errs = append(errs, err)
+	}
+	for _, name := range bare {
+		if list := d.bareNeeds(uid, name); len(list) > 0 {
+			all.Restart[name], all.Because[name] = list, errBare.Error()
+		}
+	}
+	for _, m := range containers {
+		f := d.followGrant(m)
+		for _, failed := range f.failed {
+			fails(m.Pod.Container, failed)
+		}
+		if f.stays != nil {
+			errs = append(errs, fmt.Errorf("container %s: %w", m.Pod.Container, f.stays))
+		}
 		if f.because != "" {
 			all.Because[m.Pod.Container] = f.because
 		}
@@ -157,6 +193,9 @@ func (d *Daemon) follow(uid string) (api.Granted, error) {
 				(*into)[m.Pod.Container] = append((*into)[m.Pod.Container], list...)
 			}
 		}
+	}
+	if len(all.Failed) == 0 && len(errs) == 0 {
+		errs = append(errs, d.forgetUngranted(uid))
 	}
 	return all, errors.Join(errs...)
 }
@@ -184,45 +223,48 @@ func (d *Daemon) handlePutGrant(w http.ResponseWriter, r *http.Request) {
 	if err == nil {
 		err = d.grants.Put(r.PathValue("uid"), g)
 	}
-	var answer api.Granted
-	if err == nil {
-		answer, err = d.follow(r.PathValue("uid"))
-	}
 	if err != nil {
 		httpapi.Refuse(w, err)
 		return
 	}
+	uid := r.PathValue("uid")
+	answer, err := d.follow(uid)
+	if err != nil {
+		httpapi.Refuse(w, fmt.Errorf("take away what is not granted to the pod: %s", httpapi.OneLine(err))) // the grant is none that is wrong
+		return
+	}
+	answer.Failed = append(d.orphansOf(uid), answer.Failed...)
 	httpapi.Answer(w, http.StatusOK, answer)
 }
 
 func (d *Daemon) handleDeleteGrant(w http.ResponseWriter, r *http.Request) {
 	uid := r.PathValue("uid")
 	had := d.grants.Delete(uid)
-	if !had && len(d.containersOf(uid)) == 0 {
+	if !had && len(d.containersOf(uid)) == 0 && !d.podNotes.has(uid) {
 		httpapi.Refuse(w, httpapi.ErrNoContainer)
 		return
 	}
-	if _, err := d.follow(uid); err != nil {
-		httpapi.Refuse(w, err)
+	answer, err := d.follow(uid)
+	if err == nil && len(answer.Failed) > 0 {
+		err = fmt.Errorf("container %s: %s", answer.Failed[0].Container, answer.Failed[0].Reason)
+	}
+	if err != nil {
+		httpapi.Refuse(w, fmt.Errorf("take away what the pod was given: %s", httpapi.OneLine(err)))
 		return
 	}
 	httpapi.AnswerStatus(w, http.StatusNoContent)
 }
 
 func (d *Daemon) handlePods(w http.ResponseWriter, _ *http.Request) {
-	pods := map[string]*api.PodState{}
+	pods := d.podNotes.pods()
 	for uid, g := range d.grants.All() {
-		pods[uid] = &api.PodState{UID: uid, Namespace: g.Namespace, Name: g.Name, Grant: g}
+		knownPod(pods, uid, g.Namespace, g.Name).Grant = g
 	}
 	for _, m := range d.all() {
 		if m.Pod == nil {
 			continue
 		}
-		p := pods[m.Pod.UID]
-		if p == nil {
-			p = &api.PodState{UID: m.Pod.UID, Namespace: m.Pod.Namespace, Name: m.Pod.Name}
-			pods[p.UID] = p
-		}
+		p := knownPod(pods, m.Pod.UID, m.Pod.Namespace, m.Pod.Name)
 		if p.Running == nil {
 			p.Running = map[string]api.Rules{}
 		}

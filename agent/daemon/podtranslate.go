@@ -3,7 +3,6 @@ package daemon
 import (
 	"fmt"
 	"reflect"
-	"slices"
 
 	"github.com/tsugiki/tsugiki/agent/rules"
 	"github.com/tsugiki/tsugiki/api"
@@ -23,20 +22,9 @@ func checkNetwork(r *api.Registration, given *rules.Rules) error {
 // otherwise than it is.
 const restartTranslate = "translate"
 
-// losesResolvers tells whether a container has resolvers that it is not given any more.
-func losesResolvers(had *api.Translate, want api.Rules) bool {
-	if had == nil {
-		return false
-	}
-	wanted, err := rules.Parse(want)
-	if err != nil || wanted.Translation == nil {
-		return true
-	}
-	return haveResolvers(wanted.Translation) == nil && !slices.Equal(had.DNS, wanted.Texts().Translate.DNS)
-}
-
 // retranslates tells whether IPv4 of a container is to be translated otherwise than it was when the
-// container was registered. What is to be translated no more loses its rules and resolvers, and needs nothing else.
+// container was registered, apart from its resolvers, which may change. What is to be translated no more loses its
+// rules and resolvers, and needs nothing else.
 func retranslates(had *api.Translate, want api.Rules) bool {
 	wanted, err := rules.Parse(want)
 	if err != nil || wanted.Translation == nil {
@@ -45,10 +33,7 @@ func retranslates(had *api.Translate, want api.Rules) bool {
 	if had == nil {
 		return true
 	}
-	err = haveResolvers(wanted.Translation)
 	now := wanted.Texts().Translate
-	if err != nil {
-		now.DNS = had.DNS // those of the agent cannot be read now
-	}
+	now.DNS = had.DNS
 	return !reflect.DeepEqual(had, now)
 }

@@ -51,21 +51,17 @@ func TestRetranslates(t *testing.T) {
 		had  *api.Translate
 		want api.Rules
 		is   bool
-		mute bool // names are refused
 	}{
-		"as before":               {registered(one), one, false, false},
-		"other resolvers":         {registered(one), two, true, true},
-		"another pool":            {registered(one), pool, true, false},
-		"from now on":             {nil, one, true, false},
-		"not at all":              {nil, of(nil), false, false},
-		"no longer":               {registered(one), of(nil), false, true},
-		"with nothing, no longer": {registered(one), api.Rules{}, false, true},
+		"as before":               {registered(one), one, false},
+		"other resolvers":         {registered(one), two, false},
+		"another pool":            {registered(one), pool, true},
+		"from now on":             {nil, one, true},
+		"not at all":              {nil, of(nil), false},
+		"no longer":               {registered(one), of(nil), false},
+		"with nothing, no longer": {registered(one), api.Rules{}, false},
 	} {
 		if is := retranslates(tt.had, tt.want); is != tt.is {
 			t.Errorf("%s: %v, want %v", name, is, tt.is)
-		}
-		if mute := losesResolvers(tt.had, tt.want); mute != tt.mute {
-			t.Errorf("%s: names are refused: %v, want %v", name, mute, tt.mute)
 		}
 	}
 }

@@ -27,11 +27,18 @@ func (d *Daemon) register(ctx context.Context, r api.Registration) (*managed, er
 		m, err = d.registerAs(ctx, r, g != nil)
 	}
 	if err == nil && g != nil {
-		d.podNotes.note(r.Pod, r.ID)
-		err = d.followAsPod(r.Pod.UID)
+		if err = d.podNotes.note(r.Pod, r.ID, m == nil); err == nil {
+			err = d.followAsPod(r.Pod.UID)
+		}
+		if err == nil {
+			err = d.forgetUngranted(r.Pod.UID)
+		}
 	}
-	if err == nil && m != nil {
-		err = d.catchUp(m, g)
+	if err == nil {
+		err = d.catchUp(m, r.Pod, g)
+	}
+	if err != nil && g != nil {
+		err = errors.Join(err, d.podNotes.drop(r.Pod, r.ID)) // a container that is not there needs no other one
 	}
 	if err != nil && m != nil {
 		m, err = nil, errors.Join(err, d.undo(m))
@@ -120,7 +127,7 @@ func (d *Daemon) newIdentity(r api.Registration, g *rules.Given) identity {
 	}
 }
 
-const resolvConf = "/etc/resolv.conf"
+var resolvConf = "/etc/resolv.conf"
 
 // haveResolvers names the agent's own resolvers if a container whose IPv4 is translated names none.
 // The container's record has them, so that a restart of the agent does not change them.

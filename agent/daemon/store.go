@@ -28,6 +28,7 @@ const storeWait = 2 * time.Second
 var (
 	bucketMeta       = []byte("meta")
 	bucketContainers = []byte("containers")
+	bucketPods       = []byte("pods")
 	keyVersion       = []byte("version")
 )
 
@@ -139,11 +140,11 @@ func (s *store) prepare(path string) error {
 	switch {
 	case err != nil:
 		return fmt.Errorf("%w: read %s: %w", httpapi.ErrState, path, err)
+	case version == stateVersion:
+		return nil // nothing is written: the disk may be full
 	case version > stateVersion:
 		return fmt.Errorf("%w: %s was written by a newer tsugiki (format %d, this one knows %d); install that one, or choose another directory with --state-dir",
 			httpapi.ErrState, path, version, stateVersion)
-	case version == stateVersion:
-		return nil
 	}
 	err = s.db.Update(func(tx *bbolt.Tx) error {
 		meta, err := tx.CreateBucketIfNotExists(bucketMeta)
@@ -172,6 +173,67 @@ func (s *store) put(r *record) error {
 		return fmt.Errorf("%w: write down container %s: %w", httpapi.ErrState, r.Name, err)
 	}
 	return nil
+}
+
+// putPod writes what is noted of a pod.
+func (s *store) putPod(uid string, n *podNote) error {
+	data, err := json.Marshal(n)
+	if err != nil {
+		return err
+	}
+	err = s.db.Update(func(tx *bbolt.Tx) error {
+		pods, err := tx.CreateBucketIfNotExists(bucketPods) // a daemon before may not have had it
+		if err != nil {
+			return err
+		}
+		return pods.Put([]byte(uid), data)
+	})
+	if err != nil {
+		return fmt.Errorf("%w: write down pod %s/%s: %w", httpapi.ErrState, n.Namespace, n.Name, err)
+	}
+	return nil
+}
+
+func (s *store) deletePod(uid string) error {
+	err := s.db.Update(func(tx *bbolt.Tx) error {
+		pods := tx.Bucket(bucketPods)
+		if pods == nil {
+			return nil
+		}
+		return pods.Delete([]byte(uid))
+	})
+	if err != nil {
+		return fmt.Errorf("%w: forget pod %s: %w", httpapi.ErrState, uid, err)
+	}
+	return nil
+}
+
+// pods reads what is noted of all pods, by their UIDs. Beside an error it returns the notes that can be read.
+func (s *store) pods() (map[string]*podNote, error) {
+	notes := map[string]*podNote{}
+	var unread []error
+	err := s.db.View(func(tx *bbolt.Tx) error {
+		pods := tx.Bucket(bucketPods)
+		if pods == nil {
+			return nil
+		}
+		return pods.ForEach(func(uid, data []byte) error {
+			var n podNote
+			if err := json.Unmarshal(data, &n); err != nil {
+				unread = append(unread, fmt.Errorf("pod %s: %w", uid, err))
+				return nil
+			}
+			if n.Containers == nil {
+				n.Containers = map[string]podContainer{}
+			}
+			notes[string(uid)] = &n
+			return nil
+		})
+	})
+	if err = errors.Join(append(unread, err)...); err != nil {
+		return notes, fmt.Errorf("%w: read: %w", httpapi.ErrState, err)
+	}
+	return notes, nil
 }
 
 func (s *store) delete(name string) error {

@@ -53,7 +53,7 @@ func StripPod(p *corev1.Pod, conditions ...corev1.PodConditionType) {
 func stripContainers(list []corev1.Container) (stripped []corev1.Container) {
 	for _, c := range list {
 		stripped = append(stripped, corev1.Container{
-			Name: c.Name, Ports: c.Ports, SecurityContext: c.SecurityContext,
+			Name: c.Name, RestartPolicy: c.RestartPolicy, Ports: c.Ports, SecurityContext: c.SecurityContext,
 			LivenessProbe: stripProbe(c.LivenessProbe), ReadinessProbe: stripProbe(c.ReadinessProbe), StartupProbe: stripProbe(c.StartupProbe),
 		})
 	}

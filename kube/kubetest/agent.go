@@ -23,12 +23,14 @@ type Agent struct {
 	streams []chan api.PodEvent
 	puts    int
 	refuse  func(api.Grant) error // nil: the agent refuses nothing
+	fails   string                // rules that begin so cannot be put in force; empty: all can
+	bare    map[string][]string   // containers that began without rules, by the pod's UID
 	changed chan struct{}         // closed at each change
 }
 
 // NewAgent makes one without grants.
 func NewAgent() *Agent {
-	return &Agent{grants: map[string]api.Grant{}, running: map[string]api.PodState{}, changed: make(chan struct{})}
+	return &Agent{grants: map[string]api.Grant{}, running: map[string]api.PodState{}, bare: map[string][]string{}, changed: make(chan struct{})}
 }
 
 func (a *Agent) change() {
@@ -37,8 +39,8 @@ func (a *Agent) change() {
 }
 
 // PutGrant implements node.Agent. Rules that a running container has and that are not granted any
-// more are withdrawn, and others are added, but for rules with +own: they need a new container. Rules
-// whose endpoint has changed are moved.
+// more are withdrawn, and others are added, but for rules with +own, and those of a container that began without
+// rules: they need a new container. Rules whose endpoint has changed are moved.
 func (a *Agent) PutGrant(uid string, g api.Grant) (api.Granted, error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -58,6 +60,11 @@ func (a *Agent) follow(uid string, g api.Grant) api.Granted {
 	answer := api.Granted{
 		Withdrawn: map[string][]string{}, Added: map[string][]string{}, Moved: map[string][]string{},
 		Restart: map[string][]string{}, Because: map[string]string{},
+	}
+	for _, c := range a.bare[uid] {
+		if list := append(slices.Clone(g.Containers[c].Ingress), g.Containers[c].Egress...); len(list) > 0 {
+			answer.Restart[c], answer.Because[c] = list, "the container began without rules"
+		}
 	}
 	p, found := a.running[uid]
 	if !found {
@@ -82,6 +89,9 @@ func (a *Agent) follow(uid string, g api.Grant) api.Granted {
 					}
 				case strings.Contains(r, "+own"):
 					answer.Restart[c], answer.Because[c] = append(answer.Restart[c], r), "it needs accept(2) to be trapped"
+					continue
+				case a.fails != "" && strings.HasPrefix(r, a.fails):
+					answer.Failed = append(answer.Failed, api.GrantFailure{Container: c, Rule: r, Reason: "the port is taken"})
 					continue
 				default:
 					answer.Added[c] = append(answer.Added[c], r)
@@ -111,6 +121,13 @@ func (a *Agent) Refuse(refuse func(api.Grant) error) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	a.refuse = refuse
+}
+
+// Fail says which rules cannot be put in force: those that begin so; none, if the text is empty.
+func (a *Agent) Fail(rules string) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.fails = rules
 }
 
 // DeleteGrant implements node.Agent.
@@ -181,6 +198,12 @@ func (a *Agent) Register(pod api.Pod) (api.Grant, bool) {
 	case found:
 		e.Type = api.PodRegistered
 		a.mu.Lock()
+		a.bare[pod.UID] = slices.DeleteFunc(a.bare[pod.UID], func(c string) bool { return c == pod.Container })
+		if _, named := g.Containers[pod.Container]; !named {
+			a.bare[pod.UID] = append(a.bare[pod.UID], pod.Container)
+			a.mu.Unlock()
+			break
+		}
 		p := a.running[pod.UID]
 		p.UID, p.Namespace, p.Name = pod.UID, pod.Namespace, pod.Name
 		p.Running = maps.Clone(p.Running)

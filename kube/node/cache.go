@@ -55,7 +55,7 @@ func stripPod(object any) (any, error) {
 		return object, nil
 	}
 	ours := p.Annotations[AnnotationPorts]
-	caches.StripPod(p, ConditionGrafted, grant.ConditionPorts)
+	caches.StripPod(p, ConditionGrafted, grant.ConditionPorts, corev1.PodInitialized)
 	if ours != "" {
 		p.Annotations = map[string]string{AnnotationPorts: ours}
 	}

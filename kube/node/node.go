@@ -24,10 +24,12 @@
 // that was created first.
 //
 // A grant that the agent cannot carry out (api.ErrInvalid) becomes a refusal with the agent's reason:
-// the pod has neither the rules before nor half of the new ones.
+// the pod has neither the rules before nor half of the new ones. Rules that the node cannot have at present, as another
+// process has the port, are told, and the grant is put again after a pause.
 package node
 
 import (
+	"cmp"
 	"context"
 	"fmt"
 	"log/slog"
@@ -74,6 +76,9 @@ type Options struct {
 	Free ports.Free
 	// Grace is that of the constant, if it is 0.
 	Grace time.Duration
+	// Again is the pause before the agent is asked again for what it could not do: what is in the way may be gone. 0 is
+	// a minute.
+	Again time.Duration
 	// Workers is the number of pods at once.
 	Workers int
 	Log     *slog.Logger
@@ -106,15 +111,15 @@ type known struct {
 	endpoints map[string]bool
 	selects   bool                // its rules select pods of the node
 	restart   map[string][]string // rules that containers do not have, by container
-	because   string              // the reason for one of them
+	because   map[string]string   // the reasons, by container
+	failed    []api.GrantFailure  // what of the grant is not in force
+	retry     time.Time           // when it is put again therefore
 	decided   *grant.Decision     // of the grant; nil: none
 }
 
 // Add adds a node to a manager whose caches are those of CacheOptions.
 func Add(m ctrl.Manager, o Options) (*Node, error) {
-	if o.Grace == 0 {
-		o.Grace = Grace
-	}
+	o.Grace, o.Again = cmp.Or(o.Grace, Grace), cmp.Or(o.Again, refusedAgain)
 	n := &Node{
 		Options: o, client: m.GetClient(), live: m.GetAPIReader(), events: m.GetEventRecorder("tsugiki"), ports: ports.New(o.Free),
 		wake:   make(chan event.TypedGenericEvent[client.Object], 1024),

@@ -38,6 +38,8 @@ func TestNode(t *testing.T) {
 		{"refused pods", testRefused},
 		{"resources that go and come back", testWithdrawn},
 		{"grants that the agent refuses", testAgentRefuses},
+		{"containers that began without rules", testBare},
+		{"grants that the node cannot have", testFailed},
 		{"restarts", testRestarts},
 		{"a pod of the same name", testSameName},
 		{"pods that a rule selects", testPeers},

@@ -22,8 +22,7 @@ import (
 	"github.com/tsugiki/tsugiki/kube/grant"
 )
 
-// refusedAgain is the pause before the agent is asked again for what it cannot do: what is in the way
-// may be gone.
+// refusedAgain is the default of Options.Again.
 const refusedAgain = time.Minute
 
 // Reconcile does for a pod what is missing.
@@ -66,7 +65,7 @@ func (n *Node) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result, erro
 	if errors.Is(err, api.ErrInvalid) && d.Grant.Refused == "" {
 		// Without this, the pod would keep rules that the resources no longer have.
 		d.Grant, d.Served = api.Grant{Namespace: pod.Namespace, Name: pod.Name, Refused: clip("the agent cannot give the pod its rules: " + err.Error())}, nil
-		result.RequeueAfter = refusedAgain
+		result.RequeueAfter = n.Again
 		err = n.put(&pod, k, session, &d.Grant)
 	}
 	if err != nil {
@@ -74,6 +73,9 @@ func (n *Node) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result, erro
 	}
 	n.mu.Lock()
 	k.decided = &d
+	if len(k.failed) > 0 {
+		result.RequeueAfter = max(time.Until(k.retry), time.Millisecond)
+	}
 	n.mu.Unlock()
 	select {
 	case n.writes <- event.TypedGenericEvent[client.Object]{Object: &pod}:
@@ -189,7 +191,7 @@ func (n *Node) refusalWaits(k *known, d *grant.Decision) time.Duration {
 // containers that run.
 func (n *Node) put(pod *corev1.Pod, k *known, session uint64, g *api.Grant) error {
 	n.mu.Lock()
-	same := k.put != nil && k.session == session && reflect.DeepEqual(k.put, g)
+	same := k.put != nil && k.session == session && reflect.DeepEqual(k.put, g) && (len(k.failed) == 0 || time.Now().Before(k.retry))
 	n.mu.Unlock()
 	if same {
 		return nil
@@ -202,28 +204,66 @@ func (n *Node) put(pod *corev1.Pod, k *known, session uint64, g *api.Grant) erro
 		return fmt.Errorf("put the grant of the pod: %w", err)
 	}
 	n.mu.Lock()
-	k.put, k.session, k.restart, k.because = g, session, changed.Restart, anyOf(changed.Because)
+	needed, failed := lasting(pod, k.restart), k.failed
+	k.put, k.session, k.restart, k.because = g, session, maps.Clone(changed.Restart), changed.Because
+	k.failed, k.retry = changed.Failed, time.Now().Add(n.Again)
 	delete(n.waiting, k.uid)
 	n.mu.Unlock()
-	n.Log.Debug("grant put", "pod", client.ObjectKeyFromObject(pod), "refused", g.Refused)
+	n.Log.Debug("grant put", "pod", client.ObjectKeyFromObject(pod), "refused", g.Refused, "failed", len(changed.Failed))
 	if len(changed.Withdrawn) > 0 {
 		n.tell(pod, corev1.EventTypeWarning, ReasonWithdrawn, "rules are no longer in force: "+lines(changed.Withdrawn)+because(g.Refused))
 	}
-	if len(changed.Restart) > 0 {
-		n.tell(pod, corev1.EventTypeNormal, ReasonRestart, "rules need new containers: "+lines(changed.Restart)+"; "+k.because)
+	if needs := lasting(pod, changed.Restart); len(needs) > 0 && !reflect.DeepEqual(needs, needed) {
+		n.tell(pod, corev1.EventTypeNormal, ReasonRestart, restartText(needs, changed.Because))
 	}
 	if len(changed.Moved) > 0 {
 		n.tell(pod, corev1.EventTypeNormal, ReasonMoved, "servers have to listen again, as endpoints have other addresses or ports: "+lines(changed.Moved))
 	}
+	if len(changed.Failed) > 0 && !slices.Equal(changed.Failed, failed) {
+		n.tell(pod, corev1.EventTypeWarning, ReasonFailed, failedText(changed.Failed))
+	}
 	return nil
 }
 
-// anyOf returns the reason of the first container that has one.
-func anyOf(because map[string]string) string {
-	if len(because) == 0 {
-		return ""
+// lasting returns what containers need that are there yet, or come again. Once a pod is initialized, its init containers
+// are over, but for those that always run. The agent does not know when a container without rules ends.
+func lasting(pod *corev1.Pod, restart map[string][]string) map[string][]string {
+	if !slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+		return c.Type == corev1.PodInitialized && c.Status == corev1.ConditionTrue
+	}) {
+		return maps.Clone(restart)
 	}
-	return because[slices.Min(slices.Collect(maps.Keys(because)))]
+	left := maps.Clone(restart)
+	for _, c := range pod.Spec.InitContainers {
+		if c.RestartPolicy == nil || *c.RestartPolicy != corev1.ContainerRestartPolicyAlways {
+			delete(left, c.Name)
+		}
+	}
+	return left
+}
+
+// restartText says what needs new containers, and the first reason of these.
+func restartText(needs map[string][]string, because map[string]string) string {
+	text := "rules need new containers: " + lines(needs)
+	for _, c := range slices.Sorted(maps.Keys(needs)) {
+		if because[c] != "" {
+			return text + "; " + because[c]
+		}
+	}
+	return text
+}
+
+// failedText says what of a grant is not in force, and why.
+func failedText(list []api.GrantFailure) string {
+	var texts []string
+	for _, f := range list {
+		what := strings.TrimSpace(f.Container + " " + f.Rule)
+		if what != "" {
+			what += ": "
+		}
+		texts = append(texts, what+f.Reason)
+	}
+	return "not all of the grant is in force, and it is tried again: " + strings.Join(texts, "; ")
 }
 
 func because(refused string) string {

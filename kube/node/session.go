@@ -73,6 +73,7 @@ func (n *Node) handle(ctx context.Context, e api.PodEvent) {
 		if k := n.find(key, e.Pod.UID); k != nil {
 			k.given = true
 			delete(k.restart, e.Pod.Container)
+			k.failed = slices.DeleteFunc(slices.Clone(k.failed), func(f api.GrantFailure) bool { return f.Container == e.Pod.Container })
 		}
 		n.mu.Unlock()
 	}

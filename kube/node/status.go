@@ -32,6 +32,7 @@ const (
 	ReasonWithdrawn = "GraftWithdrawn"
 	ReasonRestart   = "GraftRestartNeeded"
 	ReasonMoved     = "GraftMoved"
+	ReasonFailed    = "GraftFailed"
 	ReasonNoPorts   = "NoPorts" // of grant.ConditionPorts
 )
 
@@ -49,7 +50,7 @@ func (n *Node) writeStatus(ctx context.Context, pod *corev1.Pod, k *known, d *gr
 		ports = string(text)
 	}
 	var conditions []corev1.PodCondition
-	for _, c := range []*corev1.PodCondition{n.condition(k, d), portsCondition(pod, ports)} {
+	for _, c := range []*corev1.PodCondition{n.condition(pod, k, d), portsCondition(pod, ports)} {
 		if c != nil && changes(pod, c) {
 			conditions = append(conditions, *c)
 		}
@@ -140,18 +141,28 @@ func portsCondition(pod *corev1.Pod, ports string) *corev1.PodCondition {
 	return &c
 }
 
-func (n *Node) condition(k *known, d *grant.Decision) *corev1.PodCondition {
+func (n *Node) condition(pod *corev1.Pod, k *known, d *grant.Decision) *corev1.PodCondition {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	c := corev1.PodCondition{
 		Type: ConditionGrafted, Status: corev1.ConditionTrue, Reason: ReasonGranted, LastTransitionTime: metav1.Now(),
 		Message: "the pod has the rules of the policies that select it",
 	}
+	needs := lasting(pod, k.restart)
 	switch {
 	case d.Grant.Refused != "":
 		c.Status, c.Reason, c.Message = corev1.ConditionFalse, ReasonRefused, d.Grant.Refused
-	case len(k.restart) > 0:
-		c.Status, c.Reason, c.Message = corev1.ConditionFalse, ReasonRestart, clip("rules need new containers: "+lines(k.restart)+"; "+k.because)
+		if len(k.failed) > 0 {
+			c.Message = clip(c.Message + "; " + failedText(k.failed))
+		}
+	case len(k.failed) > 0:
+		c.Status, c.Reason, c.Message = corev1.ConditionFalse, ReasonFailed, failedText(k.failed)
+		if len(needs) > 0 {
+			c.Message += "; " + restartText(needs, k.because)
+		}
+		c.Message = clip(c.Message)
+	case len(needs) > 0:
+		c.Status, c.Reason, c.Message = corev1.ConditionFalse, ReasonRestart, clip(restartText(needs, k.because))
 	}
 	return &c
 }

@@ -23,10 +23,11 @@ var ErrNotAdopted = errors.New("another version's policy programs, or none, are 
 const mapNameMax = 15
 
 // Adopt takes over the programs and maps that Enforce of an earlier process has attached to a
-// cgroup, and that are still in force. t is the table that was in force, see policy.Restore.
+// cgroup, and that are still in force. t is the table that was in force, see policy.Restore. find returns the
+// endpoint of a name that has a number, nil if it has gone; see Name.
 //
 // It needs CAP_SYS_ADMIN, to open programs and maps by their ids.
-func Adopt(cgroup *os.File, t *policy.Table, find func(name string) *endpoint.Endpoint) (*Enforcement, error) {
+func Adopt(cgroup *os.File, t *policy.Table, find func(name string, number uint32) *endpoint.Endpoint) (*Enforcement, error) {
 	e, err := adopt(cgroup, t)
 	if err == nil {
 		if err = errors.Join(e.named.restore(&e.rows.names, find), e.adoptOpened()); err != nil {
@@ -183,7 +184,7 @@ func addMapsOf(id ebpf.ProgramID, maps map[string]*ebpf.Map) error {
 
 // restore reads the numbers that an earlier process gave out. It withdraws endpoints that find does
 // not know: the earlier process ended before it could withdraw them.
-func (n *names) restore(rows *rows[bpf.PolicyNumber], find func(name string) *endpoint.Endpoint) error {
+func (n *names) restore(rows *rows[bpf.PolicyNumber], find func(name string, number uint32) *endpoint.Endpoint) error {
 	n.number = map[*endpoint.Endpoint]uint32{}
 	for _, key := range rows.list() {
 		var row bpf.PolicyEndpointName
@@ -200,7 +201,7 @@ func (n *names) restore(rows *rows[bpf.PolicyNumber], find func(name string) *en
 			continue
 		}
 		n.last = max(n.last, key.Number)
-		if ep := find(string(text)); ep != nil {
+		if ep := find(string(text), key.Number); ep != nil {
 			n.number[ep] = key.Number
 		} else if err := rows.delete(key); err != nil {
 			return fmt.Errorf("withdraw endpoint %s: %w", text, err)

@@ -39,7 +39,7 @@ func takeOver(t *testing.T, rules []policy.Egress, numbered []*endpoint.Endpoint
 	if err != nil {
 		t.Fatal(err)
 	}
-	e, err := Adopt(testGroup(t), restored, func(name string) *endpoint.Endpoint { return eps[name] })
+	e, err := Adopt(testGroup(t), restored, func(name string, _ uint32) *endpoint.Endpoint { return eps[name] })
 	if err != nil {
 		t.Fatal(err)
 	}

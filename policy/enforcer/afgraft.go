@@ -33,11 +33,14 @@ type names struct {
 const lastGiven = 0
 
 // Name returns a Binding's number for an endpoint. The number is valid until the endpoint is
-// withdrawn.
-func (e *Enforcement) Name(ep *endpoint.Endpoint) (uint32, error) {
+// withdrawn. It is 0 if is says that the endpoint is there no more.
+func (e *Enforcement) Name(ep *endpoint.Endpoint, is func() bool) (uint32, error) {
 	n := &e.named
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	if !is() {
+		return 0, nil
+	}
 	if number, known := n.number[ep]; known {
 		return number, nil
 	}
@@ -57,6 +60,15 @@ func (e *Enforcement) Name(ep *endpoint.Endpoint) (uint32, error) {
 	n.last++
 	n.number[ep] = n.last
 	return n.last, nil
+}
+
+// LastNamed returns the last number that Name has given; 0 if it has given none. An endpoint that was gone before has no
+// later one: Name asks.
+func (e *Enforcement) LastNamed() uint32 {
+	n := &e.named
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	return n.last
 }
 
 // Withdraw takes an endpoint from the sockets that were bound to it by name. They no longer connect

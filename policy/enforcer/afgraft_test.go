@@ -146,7 +146,7 @@ var namedEndpoint = &endpoint.Endpoint{Name: "named"}
 // endpoint.
 func bindByName(t *testing.T, e *Enforcement, s int, host netip.AddrPort, netns uint64) {
 	t.Helper()
-	named, err := e.Name(namedEndpoint)
+	named, err := e.Name(namedEndpoint, isThere)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -280,7 +280,7 @@ func TestWithdrawnStaysSo(t *testing.T) {
 				defer next.Close()
 				for _, gives := range []bool{false, true} {
 					if gives {
-						if _, err := next.Name(policytest.Fresh(t, "another", 1)); err != nil {
+						if _, err := next.Name(policytest.Fresh(t, "another", 1), isThere); err != nil {
 							t.Fatal(err)
 						}
 					}
@@ -315,3 +315,6 @@ func TestByNameBesideRules(t *testing.T) {
 		}
 	})
 }
+
+// isThere is an endpoint that stays.
+func isThere() bool { return true }

@@ -121,24 +121,36 @@ func (e *Enforcement) End() {
 	e.opened.end()
 	_ = e.rows.clear()
 	e.set.use()
-	ending.RLock()
+	done := ending.begin()
 	go func() {
-		defer ending.RUnlock()
+		defer done()
 		_ = e.set.clear(e.id)
 		_ = e.set.leave()
 	}()
 }
 
-// ending is held for reading by the work that End has begun. A sync.WaitGroup would panic: containers end while
-// others settle.
-var ending sync.RWMutex
+// pending is work that begins at any time, also while somebody waits for the work before: a sync.WaitGroup would panic
+// then.
+type pending struct{ work sync.RWMutex } // is held for reading by the work
+
+// begin begins some work. The caller calls done once, at its end.
+func (p *pending) begin() (done func()) {
+	p.work.RLock()
+	return p.work.RUnlock
+}
+
+// wait waits until all work that has begun is done.
+func (p *pending) wait() {
+	p.work.Lock()
+	p.work.Unlock() //nolint:staticcheck // all of it is done
+}
+
+// ending is the work that End has begun.
+var ending pending
 
 // Settle waits until all work that End has begun is done. If the process ends before, unused tables
 // may remain until their set goes.
-func Settle() {
-	ending.Lock()
-	ending.Unlock() //nolint:staticcheck // all of it is done
-}
+func Settle() { ending.wait() }
 
 // ForgetKilled does the work of End for the container of a killed process of this version. It needs
 // CAP_SYS_ADMIN.

@@ -44,7 +44,7 @@ func TestAdoptWithFewFiles(t *testing.T) {
 		}
 		want, _ := dump(t, first)
 		takeOver := func() (*Enforcement, error) {
-			return Adopt(dir, table, func(name string) *endpoint.Endpoint { return eps[name] })
+			return Adopt(dir, table, func(name string, _ uint32) *endpoint.Endpoint { return eps[name] })
 		}
 		if err := first.Close(); err != nil {
 			t.Fatal(err)

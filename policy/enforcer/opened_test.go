@@ -365,7 +365,7 @@ func TestAdoptOpened(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		next, err := Adopt(testGroup(t), restored, func(string) *endpoint.Endpoint { return nil })
+		next, err := Adopt(testGroup(t), restored, func(string, uint32) *endpoint.Endpoint { return nil })
 		if err != nil {
 			t.Fatal(err)
 		}

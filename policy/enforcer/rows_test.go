@@ -44,7 +44,7 @@ func TestSharedTablesAreApart(t *testing.T) {
 			if err := c.Serve(unix.IPPROTO_UDP, b, uint64(c.id)); err != nil {
 				t.Fatal(err)
 			}
-			if _, err := c.Name(namedEndpoint); err != nil {
+			if _, err := c.Name(namedEndpoint, isThere); err != nil {
 				t.Fatal(err)
 			}
 		}

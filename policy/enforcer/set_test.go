@@ -179,7 +179,7 @@ func TestPassedSockets(t *testing.T) {
 		if err := unix.Sendto(n, []byte("x"), 0, somewhere); errors.Is(err, unix.EPERM) {
 			t.Error("a socket that was bound by name is refused")
 		}
-		if _, err := b.Name(namedEndpoint); err != nil {
+		if _, err := b.Name(namedEndpoint, isThere); err != nil {
 			t.Fatal(err)
 		}
 		if err := b.Withdraw(namedEndpoint); err != nil {

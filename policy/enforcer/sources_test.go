@@ -323,7 +323,7 @@ func TestSourcesWithdrawn(t *testing.T) {
 // takeOver puts another process's Enforcement in place of the container's.
 func (c *contained) takeOver(t *testing.T, here uint64) {
 	t.Helper()
-	next, err := Adopt(c.dir, c.Enforcement.table, func(string) *endpoint.Endpoint { return nil })
+	next, err := Adopt(c.dir, c.Enforcement.table, func(string, uint32) *endpoint.Endpoint { return nil })
 	if err != nil {
 		t.Fatal(err)
 	}

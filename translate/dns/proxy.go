@@ -33,7 +33,6 @@ import (
 
 	"github.com/miekg/dns"
 	"golang.org/x/net/netutil"
-	"golang.org/x/sync/singleflight"
 
 	"github.com/tsugiki/tsugiki/translate"
 )
@@ -52,10 +51,10 @@ const (
 	payload     = 1232 // octets of a UDP message that fits through every path (DNS flag day 2020)
 )
 
-// Options has the settings of a proxy. Table and Upstreams are required.
+// Options has the settings of a proxy. The Table is required.
 type Options struct {
 	Table *translate.Table
-	// Upstreams lists recursive resolvers. The first is asked first.
+	// Upstreams lists recursive resolvers. The first is asked first. SetUpstreams replaces them.
 	Upstreams []netip.AddrPort
 	// NAT64 returns the network's NAT64, for names that have only IPv4 addresses. It is called for
 	// each such name. nil means that there is none.
@@ -81,9 +80,6 @@ type Options struct {
 	// out, and so are those after the first 32 of an answer. ttl is how long the program may use the
 	// address. It may be nil.
 	Answered func(name string, addr netip.Addr, ttl time.Duration)
-	// Refuses tells whether questions that an upstream or the cache would have to answer are refused
-	// (REFUSED). It is called for each question. nil means that none are.
-	Refuses func() bool
 	// MixCase sends questions to upstreams in letters of random case (draft-vixie-dnsext-dns0x20).
 	// Answers of an upstream that does not copy the case then count as forged.
 	MixCase bool
@@ -93,12 +89,10 @@ type Options struct {
 
 // Proxy answers questions. Several goroutines may call its methods.
 type Proxy struct {
-	o       Options
-	first   atomic.Uint32 // index of the upstream to ask first
-	cache   *cache
-	flights singleflight.Group
-	places  chan struct{} // a semaphore: one place for each question that is being answered
-	counts  counters
+	o      Options
+	source atomic.Pointer[source]
+	places chan struct{} // a semaphore: one place for each question that is being answered
+	counts counters
 }
 
 type counters struct {
@@ -119,8 +113,8 @@ type Counts struct {
 
 // New makes a proxy.
 func New(o Options) (*Proxy, error) {
-	if o.Table == nil || len(o.Upstreams) == 0 {
-		return nil, errors.New("make DNS proxy: it needs a table and an upstream")
+	if o.Table == nil {
+		return nil, errors.New("make DNS proxy: it needs a table")
 	}
 	for _, u := range o.Upstreams {
 		if !u.IsValid() || u.Port() == 0 {
@@ -150,7 +144,9 @@ func New(o Options) (*Proxy, error) {
 	if o.Now == nil {
 		o.Now = time.Now
 	}
-	return &Proxy{o: o, cache: newCache(o.Now), places: make(chan struct{}, o.Most)}, nil
+	p := &Proxy{o: o, places: make(chan struct{}, o.Most)}
+	p.source.Store(newSource(o.Upstreams, o.Now))
+	return p, nil
 }
 
 // Counts returns the counts since New.

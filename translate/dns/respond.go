@@ -77,7 +77,7 @@ func (p *Proxy) fill(ctx context.Context, r *dns.Msg, do bool) (why *dns.EDNS0_E
 		r.Answer = []dns.RR{&dns.HINFO{Hdr: header(q.Name, dns.TypeHINFO, localTTL), Cpu: "RFC8482"}}
 	case dns.IsSubDomain(localhost, k.name):
 		fillLocalhost(r)
-	case p.o.Refuses != nil && p.o.Refuses():
+	case len(p.source.Load().upstreams) == 0:
 		r.Rcode = dns.RcodeRefused
 	case own:
 		p.pointer(ctx, r, k, virtual)

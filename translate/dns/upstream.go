@@ -18,19 +18,23 @@ const nearMisses = 8
 
 const headerSize = 12 // octets of a message before its question
 
-var errForged = errors.New("messages came that are no answer to the question")
+var (
+	errForged = errors.New("messages came that are no answer to the question")
+	errNobody = errors.New("there is no upstream")
+)
 
 // ask returns the distilled answer to a question, from the cache or from an upstream. The caller
 // owns the message. If no upstream answers, it is SERVFAIL.
 func (p *Proxy) ask(ctx context.Context, k key) *dns.Msg {
-	wire, age, ok := p.cache.get(k)
+	s := p.source.Load()
+	wire, age, ok := s.cache.get(k)
 	if !ok {
 		// Equal questions share one query: several queries would give a forger several chances.
-		shared, _, _ := p.flights.Do(k.String(), func() (any, error) {
-			if wire, _, ok := p.cache.get(k); ok { // it has come just now
+		shared, _, _ := s.flights.Do(k.String(), func() (any, error) {
+			if wire, _, ok := s.cache.get(k); ok { // it has come just now
 				return wire, nil
 			}
-			return p.fetch(ctx, k), nil
+			return p.fetch(ctx, s, k), nil
 		})
 		wire = shared.([]byte)
 	}
@@ -47,9 +51,11 @@ func (p *Proxy) ask(ctx context.Context, k key) *dns.Msg {
 	return m
 }
 
-// fetch gets an upstream's answer and caches it.
-func (p *Proxy) fetch(ctx context.Context, k key) []byte {
-	m, err := p.exchange(ctx, k)
+// fetch gets the answer of an upstream of a source, and caches it.
+func (p *Proxy) fetch(ctx context.Context, s *source, k key) []byte {
+	ctx, end := s.until(ctx)
+	defer end()
+	m, err := p.exchange(ctx, s, k)
 	if err != nil {
 		p.counts.failures.Add(1)
 		m = failure(k)
@@ -62,7 +68,7 @@ func (p *Proxy) fetch(ctx context.Context, k key) []byte {
 		wire, _ = m.Pack()
 	}
 	if ctx.Err() == nil {
-		p.cache.put(k, wire, lifetime(m))
+		s.cache.put(k, wire, lifetime(m))
 	}
 	return wire
 }
@@ -77,8 +83,11 @@ func failure(k key) *dns.Msg {
 // exchange asks upstreams until one answers: a silent one twice, a failing one once. After silent
 // upstreams, the first one that answered is the first to be asked later. If all fail, the answer is
 // the last failure.
-func (p *Proxy) exchange(ctx context.Context, k key) (m *dns.Msg, err error) {
-	ups, first := p.o.Upstreams, int(p.first.Load())
+func (p *Proxy) exchange(ctx context.Context, s *source, k key) (m *dns.Msg, err error) {
+	ups, first := s.upstreams, int(s.first.Load())
+	if len(ups) == 0 {
+		return nil, errNobody
+	}
 	failed := make([]bool, len(ups))
 	var failure *dns.Msg
 	for n := range rounds * len(ups) {
@@ -94,7 +103,7 @@ func (p *Proxy) exchange(ctx context.Context, k key) (m *dns.Msg, err error) {
 			continue
 		case m.Rcode == dns.RcodeSuccess || m.Rcode == dns.RcodeNameError:
 			if failure == nil { // an upstream that fails for one name answers for others
-				p.first.Store(uint32(i))
+				s.first.Store(uint32(i))
 			}
 			return m, nil
 		}
