@@ -2,6 +2,7 @@ package e2e
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -33,7 +34,7 @@ func TestInstall(t *testing.T) {
 	c.kubectl("apply", "-f", filepath.Join(kubetest.Root(t), "deploy", "crds"), "-f", c.manifests())
 
 	// The rig has no systemd that would restart containerd. The pod says what is to be done.
-	c.saysRestart()
+	c.saysRestart(containerdConfig, "tsugiki")
 	c.restartContainerd()
 	c.daemonsReady()
 	c.openShop()
@@ -42,10 +43,17 @@ func TestInstall(t *testing.T) {
 		c.grafted(&p)
 	}
 	t.Run("the image is replaced", func(t *testing.T) { c.with(t).testUpgraded() })
+	t.Run("pods may be translated", func(t *testing.T) { c.with(t).testTranslateInstalled(before) })
 	t.Run("all is taken away", func(t *testing.T) { c.with(t).testUninstalled(before) })
 }
 
-const containerdConfig = "/etc/containerd/config.toml"
+const (
+	containerdConfig = "/etc/containerd/config.toml"
+	// otherConfig is where containerd's configuration is later.
+	otherConfig = "/etc/node/containerd.toml"
+	// pluginDir is containerd's folder of network plugins.
+	pluginDir = "/usr/lib/cni"
+)
 
 // bareCluster is a cluster whose node has nothing of ours but two images.
 func bareCluster(t *testing.T) *cluster {
@@ -59,7 +67,7 @@ func bareCluster(t *testing.T) *cluster {
 		t.Fatal(err)
 	}
 	c := &cluster{t: t}
-	c.Cluster = kubetest.StartCluster(t, engines.Options{Image: image, Written: []string{"/etc", "/opt", "/var/lib"}})
+	c.Cluster = kubetest.StartCluster(t, engines.Options{Image: image, Written: []string{"/etc", "/opt", pluginDir, "/var/lib"}})
 	c.run = c.Rig.Outside(api.RunDir)
 	for name, from := range map[string]string{"tsugiki-kube:0.1": bin, "tsugiki-kube:0.2": changed(t, bin)} {
 		c.Must("ctr", "-n", "k8s.io", "image", "import", buildImage(t, from, name))
@@ -114,8 +122,16 @@ func changed(t *testing.T, bin string) string {
 // used are the programs that serve running containers, and the library that they have.
 var used = []string{"tsugiki-gate", "tsugiki-keeper", "libtsugiki.so"}
 
-// manifests are deploy/manifests, but for the agent's charging: it charges the containers of the cluster
-// alone, as the machine has others.
+// The agent charges what it does by default.
+const shared = "    shared = [\"containerd\"]\n"
+
+// within has an agent's configuration, indented, charge the containers of the cluster alone, as the machine
+// has others.
+func (c *cluster) within(text string) string {
+	return strings.ReplaceAll(text, shared, shared+fmt.Sprintf("    within = %q\n", "/"+filepath.Base(c.Rig.Group())))
+}
+
+// manifests are deploy/manifests, but for the agent's charging.
 func (c *cluster) manifests() string {
 	c.t.Helper()
 	files, err := filepath.Glob(filepath.Join(kubetest.Root(c.t), "deploy", "manifests", "*.yaml"))
@@ -128,10 +144,8 @@ func (c *cluster) manifests() string {
 		if err != nil {
 			c.t.Fatal(err)
 		}
-		const shared = "    shared = [\"containerd\"]\n"
 		changes += strings.Count(string(text), shared)
-		now := strings.ReplaceAll(string(text), shared, shared+fmt.Sprintf("    within = %q\n", "/"+filepath.Base(c.Rig.Group())))
-		if err := os.WriteFile(filepath.Join(dir, filepath.Base(f)), []byte(now), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, filepath.Base(f)), []byte(c.within(string(text))), 0o600); err != nil {
 			c.t.Fatal(err)
 		}
 	}
@@ -139,6 +153,21 @@ func (c *cluster) manifests() string {
 		c.t.Fatalf("%d configurations of the agent are in deploy/manifests, want 1", changes)
 	}
 	return dir
+}
+
+// upgrade applies what the chart makes of values, as helm upgrade does.
+func (c *cluster) upgrade(values string) {
+	c.t.Helper()
+	list := map[string]any{"apiVersion": "v1", "kind": "List", "items": kubetest.Chart(c.t, "tsugiki", values)}
+	text, err := json.Marshal(list)
+	file := filepath.Join(c.t.TempDir(), "chart.json")
+	if err == nil {
+		err = os.WriteFile(file, text, 0o600)
+	}
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.kubectl("apply", "-f", file)
 }
 
 func (c *cluster) kubectl(args ...string) string {
@@ -159,18 +188,18 @@ func (c *cluster) readNode(path string) string {
 	return string(text)
 }
 
-// saysRestart waits until an event says that containerd has to be restarted. By then it has the runtime
-// in its configuration.
-func (c *cluster) saysRestart() {
+// saysRestart waits until an event says that containerd has to be restarted for runtimes in a file.
+func (c *cluster) saysRestart(file, runtimes string) {
 	c.t.Helper()
-	const want = "restart containerd on this node"
+	want := fmt.Sprintf("containerd has not read %s since the runtimes %s are there as they are: restart containerd on this node", file, runtimes)
+	told := fmt.Sprintf("containerd has not read the runtimes %s as they are in %s. It was told once to restart for that, and is not told again: restart containerd on this node", runtimes, file)
 	testkit.Eventually(c.t, func() error {
-		if all := c.describe("tsugiki"); !strings.Contains(all, want) {
-			return fmt.Errorf("no event says %q:\n%s", want, all)
+		if all := c.describe("tsugiki"); !strings.Contains(all, want) && !strings.Contains(all, told) {
+			return fmt.Errorf("no event says %q, or that systemd was told in vain:\n%s", want, all)
 		}
 		return nil
 	})
-	if text := c.readNode(containerdConfig); !strings.Contains(text, "/opt/tsugiki/bin/tsugiki-runtime") {
+	if text := c.readNode(file); !strings.Contains(text, "/opt/tsugiki/bin/tsugiki-runtime") {
 		c.t.Errorf("containerd's configuration does not name the runtime:\n%s", text)
 	}
 }
@@ -204,7 +233,7 @@ func (c *cluster) containerd() int {
 }
 
 // restartContainerd does what systemctl restart containerd does.
-func (c *cluster) restartContainerd() {
+func (c *cluster) restartContainerd(args ...string) {
 	c.t.Helper()
 	pid := c.containerd()
 	if err := unix.Kill(pid, unix.SIGTERM); err != nil {
@@ -216,7 +245,7 @@ func (c *cluster) restartContainerd() {
 		}
 		return nil
 	})
-	kubetest.Run(c.t, c.Rig, "containerd")
+	kubetest.Run(c.t, c.Rig, "containerd", args...)
 	c.containerd()
 }
 
@@ -345,6 +374,28 @@ func (c *cluster) testUpgraded() {
 	l.goOn()
 }
 
+// testTranslateInstalled has the chart give the node the runtime of pods whose IPv4 is translated, and its
+// network, in a file of containerd's that is elsewhere. Pods run on. By the chart alone, such a pod is served.
+func (c *cluster) testTranslateInstalled(config string) {
+	l := c.lasting()
+	if err := os.Mkdir(filepath.Dir(c.Rig.Outside(otherConfig)), 0o755); err != nil {
+		c.t.Fatal(err)
+	}
+	if err := os.WriteFile(c.Rig.Outside(otherConfig), []byte(config), 0o600); err != nil {
+		c.t.Fatal(err)
+	}
+	c.upgrade(fmt.Sprintf("{image: 'tsugiki-kube:0.2', containerd: {config: %s}, translate: {enabled: true, pluginDir: %s}, agent: {config: %q}}",
+		otherConfig, pluginDir, strings.ReplaceAll(c.within("    [kubernetes]\n    grants = true\n    [charge]\n"+shared), "    ", "")))
+	c.saysRestart(otherConfig, "tsugiki-translate")
+	c.restartContainerd("--config", otherConfig)
+	c.daemonsReady()
+	l.goOn()
+	c.served(c.hostPort(c.openFour()))
+	c.says("PONG\n", "four", "redis-cli", "-h", c.virtualAddress().String(), "ping")
+	c.served(c.service("web"))
+	l.goOn()
+}
+
 // testUninstalled takes all away: first while a grafted pod runs, which goes on.
 func (c *cluster) testUninstalled(before string) {
 	deploy := filepath.Join(kubetest.Root(c.t), "deploy")
@@ -371,10 +422,12 @@ func (c *cluster) testUninstalled(before string) {
 		}
 		return nil
 	})
-	if now := c.readNode(containerdConfig); now != before {
-		c.t.Errorf("containerd's configuration was\n%s\nand is\n%s", before, now)
+	for _, file := range []string{containerdConfig, otherConfig} {
+		if now := c.readNode(file); now != before {
+			c.t.Errorf("containerd's configuration %s was\n%s\nand is\n%s", file, before, now)
+		}
 	}
-	for _, path := range []string{"/opt/tsugiki", "/etc/tsugiki", "/run/tsugiki", "/var/lib/tsugiki"} {
+	for _, path := range []string{"/opt/tsugiki", "/etc/tsugiki", "/run/tsugiki", "/var/lib/tsugiki", "/etc/cni/tsugiki-translate.d", pluginDir + "/tsugiki-cni"} {
 		if _, err := os.Stat(c.Rig.Outside(path)); !errors.Is(err, fs.ErrNotExist) {
 			c.t.Errorf("%s is left: %v", path, err)
 		}

@@ -72,7 +72,7 @@ func node(t *testing.T) Options {
 		Image: filepath.Join(dir, "image"), Root: filepath.Join(dir, "node"), Config: filepath.Join(dir, "agent.toml"),
 		Containerd: "/etc/containerd/config.toml", Log: slog.New(slog.DiscardHandler),
 	}
-	tree(t, o.Image, map[string]string{Prefix + "/bin/tsugiki": "1", Prefix + "/lib/tsugiki/gate": "1", Prefix + "/lib/tsugiki/preload/lib/x.so": "->../../x.so"})
+	tree(t, o.Image, map[string]string{Prefix + "/bin/tsugiki": "1", Prefix + "/bin/tsugiki-cni": "cni 1", Prefix + "/lib/tsugiki/gate": "1", Prefix + "/lib/tsugiki/preload/lib/x.so": "->../../x.so"})
 	tree(t, dir, map[string]string{"agent.toml": "a = 1\n"})
 	tree(t, o.Root, map[string]string{o.Containerd: containerdText, "/opt/other": ""})
 	return o
@@ -102,7 +102,7 @@ func TestInstallation(t *testing.T) {
 		t.Errorf("containerd's configuration: %v\n%s", err, told)
 	}
 	installed := map[string]string{
-		Prefix + "/bin/tsugiki": "1", Prefix + "/lib/tsugiki/gate": "1", Prefix + "/lib/tsugiki/preload/lib/x.so": "->../../x.so",
+		Prefix + "/bin/tsugiki": "1", Prefix + "/bin/tsugiki-cni": "cni 1", Prefix + "/lib/tsugiki/gate": "1", Prefix + "/lib/tsugiki/preload/lib/x.so": "->../../x.so",
 		Prefix + "/installed.json": "", agentConfig: "a = 1\n", o.Containerd: string(told),
 	}
 	want(t, o, installed)
@@ -152,28 +152,6 @@ func TestInstallation(t *testing.T) {
 	if err := Uninstall(o); err != nil {
 		t.Errorf("a second time: %v", err)
 	}
-}
-
-// A process that was killed in the middle leaves files that the next one, or the removal, finds.
-func TestInstallAfterCrash(t *testing.T) {
-	o := node(t)
-	tree(t, o.Image, map[string]string{Prefix + "/lib/tsugiki/gate": "1", Prefix + "/z": "->x"})
-	if err := os.Remove(filepath.Join(o.Image, Prefix, "z")); err != nil {
-		t.Fatal(err)
-	}
-	// What has no name to be copied to fails in the middle.
-	tree(t, o.Root, map[string]string{Prefix + "/lib/tsugiki/preload": "in the way"})
-	if err := Install(o); err == nil {
-		t.Fatal("a file is in the way of a folder, and nothing has failed")
-	}
-	tree(t, o.Root, map[string]string{Prefix + "/bin/tsugiki.next": "half"})
-	if err := os.Remove(o.node(Prefix + "/lib/tsugiki/preload")); err != nil {
-		t.Fatal(err)
-	}
-	if err := Uninstall(o); err != nil {
-		t.Fatal(err)
-	}
-	want(t, o, map[string]string{o.Containerd: containerdText})
 }
 
 func TestForeignFiles(t *testing.T) {
@@ -260,7 +238,7 @@ func TestInstallProgramsAlone(t *testing.T) {
 	o.Config, o.Containerd = "", ""
 	install(t, o)
 	want(t, o, map[string]string{
-		Prefix + "/bin/tsugiki": "1", Prefix + "/lib/tsugiki/gate": "1", Prefix + "/lib/tsugiki/preload/lib/x.so": "->../../x.so",
+		Prefix + "/bin/tsugiki": "1", Prefix + "/bin/tsugiki-cni": "cni 1", Prefix + "/lib/tsugiki/gate": "1", Prefix + "/lib/tsugiki/preload/lib/x.so": "->../../x.so",
 		Prefix + "/installed.json": "", "/etc/containerd/config.toml": containerdText,
 	})
 }
