@@ -204,11 +204,9 @@ func fullDisk(t *testing.T, first bool, pages int) error {
 		tree(t, o.Image, map[string]string{Prefix + "/bin/tsugiki": "2", Prefix + "/bin/tsugiki-cni": "cni 2", Prefix + "/lib/tsugiki/gate": "2"})
 		before = read(t, o.Root)
 	}
-	leave(t, o.Root, pages)
+	room := leave(t, o.Root, pages)
 	err := Install(o)
-	if err := os.Remove(filepath.Join(o.Root, "fill")); err != nil {
-		t.Fatal(err)
-	}
+	room()
 	now := read(t, o.Root)
 	switch {
 	case err == nil:
@@ -230,10 +228,10 @@ func fullDisk(t *testing.T, first bool, pages int) error {
 	return err
 }
 
-// leave has a disk have no more than some pages.
-func leave(t *testing.T, dir string, pages int) {
+// leave has a disk have no more than some pages, until room is called.
+func leave(t *testing.T, dir string, pages int) (room func()) {
 	t.Helper()
-	testkit.Fill(t, dir)
+	room = testkit.Fill(t, dir)
 	file := filepath.Join(dir, "fill")
 	st, err := os.Stat(file)
 	if err == nil {
@@ -242,6 +240,7 @@ func leave(t *testing.T, dir string, pages int) {
 	if err != nil {
 		t.Fatal(err)
 	}
+	return room
 }
 
 // A folder that cannot be written says so, and nothing else was written.

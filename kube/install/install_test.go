@@ -212,11 +212,7 @@ func TestInstallGoesOnWithoutContainerd(t *testing.T) {
 // On a node with the package, containerd's entry is of tsugiki setup. No record, no removal.
 func TestUninstallWithoutRecord(t *testing.T) {
 	o := node(t)
-	engine, err := o.containerd()
-	if err != nil {
-		t.Fatal(err)
-	}
-	change, err := engine.Add("/usr/bin/tsugiki-runtime")
+	change, err := o.engine(o.Containerd).Add("/usr/bin/tsugiki-runtime")
 	if err == nil {
 		err = change.Apply()
 	}

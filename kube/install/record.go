@@ -104,11 +104,12 @@ func latest(list []string, add ...string) []string {
 
 // Installed tells whether the node has an installation, or a part of one, that Uninstall removes.
 func (o *Options) Installed() (bool, error) {
-	_, err := os.Stat(o.recordPath())
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
+	for _, path := range []string{o.recordPath(), next(o.recordPath())} {
+		if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
+			return err == nil, err
+		}
 	}
-	return err == nil, err
+	return false, nil
 }
 
 // ContainerdSocket is containerd's, as it was installed. It is empty where the record does not say.
