@@ -35,7 +35,7 @@ func TestInstall(t *testing.T) {
 
 	// The rig has no systemd that would restart containerd. The pod says what is to be done.
 	c.saysRestart(containerdConfig, "tsugiki")
-	c.restartContainerd()
+	c.restartContainerd(t)
 	c.daemonsReady()
 	c.openShop()
 	c.served(c.service("web"))
@@ -43,7 +43,7 @@ func TestInstall(t *testing.T) {
 		c.grafted(&p)
 	}
 	t.Run("the image is replaced", func(t *testing.T) { c.with(t).testUpgraded() })
-	t.Run("pods may be translated", func(t *testing.T) { c.with(t).testTranslateInstalled(before) })
+	t.Run("pods may be translated", func(t *testing.T) { c.with(t).testTranslateInstalled(c.t, before) })
 	t.Run("all is taken away", func(t *testing.T) { c.with(t).testUninstalled(before) })
 }
 
@@ -101,7 +101,9 @@ func buildImage(t *testing.T, bin, name string) string {
 func changed(t *testing.T, bin string) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "bin")
-	if out, err := exec.Command("cp", "-as", bin, dir).CombinedOutput(); err != nil {
+	// The links of preload lead to the library beside them.
+	const script = `cp -as "$0" "$1" && rm -r "$1/preload" && cp -a "$0/preload" "$1/"`
+	if out, err := exec.Command("sh", "-c", script, bin, dir).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	for _, name := range used {
@@ -232,8 +234,8 @@ func (c *cluster) containerd() int {
 	return pid
 }
 
-// restartContainerd does what systemctl restart containerd does.
-func (c *cluster) restartContainerd(args ...string) {
+// restartContainerd does what systemctl restart containerd does. The new one runs until a test ends.
+func (c *cluster) restartContainerd(until *testing.T, args ...string) {
 	c.t.Helper()
 	pid := c.containerd()
 	if err := unix.Kill(pid, unix.SIGTERM); err != nil {
@@ -245,7 +247,7 @@ func (c *cluster) restartContainerd(args ...string) {
 		}
 		return nil
 	})
-	kubetest.Run(c.t, c.Rig, "containerd", args...)
+	kubetest.Run(until, c.Rig, "containerd", args...)
 	c.containerd()
 }
 
@@ -376,7 +378,7 @@ func (c *cluster) testUpgraded() {
 
 // testTranslateInstalled has the chart give the node the runtime of pods whose IPv4 is translated, and its
 // network, in a file of containerd's that is elsewhere. Pods run on. By the chart alone, such a pod is served.
-func (c *cluster) testTranslateInstalled(config string) {
+func (c *cluster) testTranslateInstalled(all *testing.T, config string) {
 	l := c.lasting()
 	if err := os.Mkdir(filepath.Dir(c.Rig.Outside(otherConfig)), 0o755); err != nil {
 		c.t.Fatal(err)
@@ -387,7 +389,7 @@ func (c *cluster) testTranslateInstalled(config string) {
 	c.upgrade(fmt.Sprintf("{image: 'tsugiki-kube:0.2', containerd: {config: %s}, translate: {enabled: true, pluginDir: %s}, agent: {config: %q}}",
 		otherConfig, pluginDir, strings.ReplaceAll(c.within("    [kubernetes]\n    grants = true\n    [charge]\n"+shared), "    ", "")))
 	c.saysRestart(otherConfig, "tsugiki-translate")
-	c.restartContainerd("--config", otherConfig)
+	c.restartContainerd(all, "--config", otherConfig)
 	c.daemonsReady()
 	l.goOn()
 	c.served(c.hostPort(c.openFour()))
