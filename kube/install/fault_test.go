@@ -103,9 +103,9 @@ func whole(t *testing.T, at string, now, before, after map[string]string) {
 	t.Helper()
 	for path, text := range now {
 		old, was := before[path]
-		new, is := after[path]
+		to, is := after[path]
 		unfinished := strings.HasSuffix(path, ".next") || filepath.Base(path) == restartFile
-		if !unfinished && (!was || text != old) && (!is || text != new) {
+		if !unfinished && (!was || text != old) && (!is || text != to) {
 			t.Errorf("%s: %s is half done: %q", at, path, text)
 		}
 	}
