@@ -4,7 +4,6 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
-	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -16,7 +15,6 @@ import (
 func (o *Options) engine(file string) setup.Engine {
 	engine, _ := setup.Find("containerd")
 	engine.File = o.node(file)
-	engine.Translate = o.Translate
 	return engine
 }
 
@@ -36,7 +34,7 @@ func (o *Options) planContainerd(p *plan, before record) error {
 		p.after.Containerd = latest(before.Containerd, o.Containerd)
 		p.after.Runtimes = []string{setup.Name}
 	}
-	if o.Translate {
+	if o.Translate || o.translated(before) {
 		p.after.Runtimes = append(p.after.Runtimes, setup.TranslateName)
 	}
 	err := o.tell(p, before)
@@ -48,9 +46,17 @@ func (o *Options) planContainerd(p *plan, before record) error {
 	return err
 }
 
+// translated tells whether an earlier installation has added the runtime of pods whose IPv4 is translated to
+// containerd's configuration. It stays: a containerd that does not know it gives such a pod's end to the plugins
+// of the default network, and starts none of its containers again.
+func (o *Options) translated(before record) bool {
+	return o.Containerd != "" && slices.Contains(before.Runtimes, setup.Name) && slices.Contains(before.Runtimes, setup.TranslateName)
+}
+
 func (o *Options) tell(p *plan, before record) (err error) {
 	if o.Containerd != "" {
 		engine := o.engine(o.Containerd)
+		engine.Translate = o.Translate || o.translated(before)
 		if err := regular(engine.File); err != nil {
 			return err
 		}
@@ -71,7 +77,7 @@ func (o *Options) tell(p *plan, before record) (err error) {
 				told.PluginDirs, o.Containerd, o.PluginDir)
 		}
 	}
-	if err := o.planText(p, before, setup.NetworkFile, []byte(setup.Network)); err != nil {
+	if err := o.planOther(p, before, setup.NetworkFile, []byte(setup.Network), 0o644); err != nil {
 		return fmt.Errorf("%w: remove it", err)
 	}
 	return o.planPlugin(p, before)
@@ -80,43 +86,37 @@ func (o *Options) tell(p *plan, before record) (err error) {
 // planPlugin has the folder of network plugins get ours. One of somebody else stays: it may be that of the
 // network of all pods.
 func (o *Options) planPlugin(p *plan, before record) error {
-	from, path := filepath.Join("/", o.Image, Prefix, "bin", setup.Plugin), filepath.Join(o.PluginDir, setup.Plugin)
-	want, err := digestOf(from)
+	content, err := os.ReadFile(filepath.Join("/", o.Image, Prefix, "bin", setup.Plugin))
 	if err != nil {
 		return err
 	}
-	now, err := digestOf(o.node(path))
-	if err != nil {
-		return err
-	}
-	if now != "" && !slices.Contains(before.Others[path], now) {
-		o.Log.Warn("the network plugin is not of an earlier installation by tsugiki-kube, and stays: pods whose IPv4 is translated have it", "file", path)
+	err = o.planOther(p, before, filepath.Join(o.PluginDir, setup.Plugin), content, 0o755)
+	if errors.Is(err, ErrForeign) {
+		o.Log.Warn("the network plugin of somebody else stays, and pods whose IPv4 is translated have it", "err", err)
 		return nil
 	}
-	c, err := copied(from, o.node(path), o.around(path))
-	if err != nil {
-		return err
-	}
-	p.changes = append(p.changes, c...)
-	p.writes(path, want)
-	return nil
+	return err
 }
+
+// noRegular is what digestOf returns for a link, or another file that has no content of its own. A link of the
+// node leads elsewhere in a container.
+const noRegular = "no regular file"
 
 // digestOf is the digest of a file, or nothing if it is not there.
 func digestOf(path string) (string, error) {
-	content, err := os.ReadFile(path)
+	st, err := os.Lstat(path)
 	if errors.Is(err, fs.ErrNotExist) {
 		return "", nil
 	}
 	if err != nil {
 		return "", err
 	}
+	if !st.Mode().IsRegular() {
+		return noRegular, nil
+	}
+	content, err := os.ReadFile(path)
+	if err != nil {
+		return "", err
+	}
 	return digest(content), nil
-}
-
-// cloneWith is a map with one more entry.
-func cloneWith(m map[string][]string, key string, value []string) map[string][]string {
-	m = maps.Clone(m)
-	m[key] = value
-	return m
 }

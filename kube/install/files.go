@@ -107,9 +107,9 @@ func copied(from, to, top string) ([]change, error) {
 	}}}, nil
 }
 
-// text is the change that has a file have a text.
-func text(path, top string, content []byte) change {
-	return change{path, top, func(path string) error { return create(path, bytes.NewReader(content), 0o644) }}
+// text is the change that has a file have a content.
+func text(path, top string, content []byte, mode fs.FileMode) change {
+	return change{path, top, func(path string) error { return create(path, bytes.NewReader(content), mode) }}
 }
 
 // create writes a file onto the disk.

@@ -12,6 +12,7 @@ import (
 	"crypto/sha256"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"maps"
 	"os"
@@ -163,7 +164,7 @@ func (o *Options) plan(before record) (p plan, err error) {
 		}
 	}
 	// What is not wanted any more stays until all is removed: containerd asks for the plugin of pods that
-	// run, and who has written a configuration of his own meanwhile keeps it.
+	// run, and whoever has written a configuration since then keeps it.
 	p.after.Others, p.after.Socket = before.Others, o.Socket
 	if err := o.planConfig(&p, before); err != nil {
 		return p, err
@@ -180,39 +181,40 @@ func (o *Options) planConfig(p *plan, before record) error {
 	if err != nil {
 		return fmt.Errorf("read the agent's configuration: %w", err)
 	}
-	err = o.planText(p, before, agentConfig, content)
+	err = o.planOther(p, before, agentConfig, content, 0o644)
 	if errors.Is(err, ErrForeign) {
 		err = fmt.Errorf("%w: if the node has Tsugiki's package, leave the agent to it (agent.install=false of the chart); otherwise remove the file", err)
 	}
 	return err
 }
 
-// planText has a file elsewhere get a text.
-func (o *Options) planText(p *plan, before record, path string, content []byte) error {
+// planOther has a file outside of Prefix get a content. A file that no earlier installation has written stays:
+// it is ErrForeign, or, if it has this content, as it shall be. Nobody removes it by our record.
+func (o *Options) planOther(p *plan, before record, path string, content []byte, mode fs.FileMode) error {
 	now, err := digestOf(o.node(path))
 	if err != nil {
 		return err
 	}
 	want := digest(content)
-	if now != "" && now != want && !slices.Contains(before.Others[path], now) {
+	if now != "" && !slices.Contains(before.Others[path], now) {
+		if now == want {
+			return nil
+		}
 		return fmt.Errorf("%s: %w", path, ErrForeign)
 	}
 	if now != want {
-		p.changes = append(p.changes, text(o.node(path), o.around(path), content))
+		p.changes = append(p.changes, text(o.node(path), o.around(path), content, mode))
 	}
-	p.writes(path, want)
+	p.after.Others = maps.Clone(p.after.Others)
+	p.after.Others[path] = []string{want}
 	return nil
 }
 
-// writes notes what a file elsewhere will have.
-func (p *plan) writes(path, digest string) {
-	p.after.Others = cloneWith(p.after.Others, path, []string{digest})
-}
-
-// around is the folder around a file elsewhere that stays when it is empty: ours is removed, and that of
-// the network plugins is somebody else's.
+// around is the folder around a file outside of Prefix that stays when it is empty. That of agentConfig is
+// removed. That of the network stays: containerd watches it, and containerd 2 ends when it is removed
+// (cni_conf_syncer.go, seen in the code of 2.1.5 and 2.4.2).
 func (o *Options) around(path string) string {
-	if path == agentConfig || path == setup.NetworkFile {
+	if path == agentConfig {
 		return o.node(filepath.Dir(filepath.Dir(path)))
 	}
 	return o.node(filepath.Dir(path))

@@ -77,7 +77,7 @@ func (o *Options) writeRecord(r record) error {
 	if now, err := os.ReadFile(o.recordPath()); err == nil && bytes.Equal(now, content) {
 		return nil
 	}
-	list := []change{text(o.recordPath(), o.node(filepath.Dir(Prefix)), content)}
+	list := []change{text(o.recordPath(), o.top(), content, 0o644)}
 	if err := stage(list); err != nil {
 		return err
 	}

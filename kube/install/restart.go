@@ -84,7 +84,7 @@ func (o *Options) NoteRestart(s State) (bool, error) {
 	if is, err := o.restarted(s.digest); err != nil || is {
 		return false, err
 	}
-	list := []change{text(o.restartPath(), o.top(), []byte(s.digest))}
+	list := []change{text(o.restartPath(), o.top(), []byte(s.digest), 0o644)}
 	if err := stage(list); err != nil {
 		return false, err
 	}

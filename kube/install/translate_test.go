@@ -52,19 +52,49 @@ func TestTranslate(t *testing.T) {
 	install(t, o)
 	o.Translate = false
 	install(t, o)
+	before := now
 	now = read(t, o.Root)
-	if now[plugin] != "cni 2" || now[setup.NetworkFile] == "" || strings.Contains(now[o.Containerd], setup.TranslateName) {
+	if now[plugin] != "cni 2" || now[setup.NetworkFile] == "" || now[o.Containerd] != before[o.Containerd] {
 		t.Errorf("taken back, and the node has %v", now)
+	}
+	if s := state(t, o); s.Runtimes[setup.TranslateName] == nil || len(s.Missing) > 0 {
+		t.Errorf("taken back, and containerd shall know %+v", s)
+	}
+	folder, err := os.Stat(o.node(filepath.Dir(setup.NetworkFile)))
+	if err != nil {
+		t.Fatal(err)
 	}
 	if err := Uninstall(o); err != nil {
 		t.Fatal(err)
 	}
 	bare(t, o, "translate")
+	// containerd watches the folder.
+	if left, err := os.Stat(o.node(filepath.Dir(setup.NetworkFile))); err != nil || !os.SameFile(folder, left) {
+		t.Errorf("the folder of the network: %v", err)
+	}
 }
 
-// A plugin that somebody else has installed, or changed, stays.
+// Where somebody else configures containerd, our runtime of translated pods may go from its configuration.
+func TestTranslateElsewhere(t *testing.T) {
+	o := translating(t)
+	o.Containerd = ""
+	install(t, o)
+	o.Translate = false
+	install(t, o)
+	if s := state(t, o); len(s.Runtimes) != 1 {
+		t.Errorf("containerd shall know %+v", s)
+	}
+}
+
+// A plugin, or a network, that somebody else has installed or changed stays, also where it is equal, or a link that
+// leads nowhere here.
 func TestForeignPlugin(t *testing.T) {
 	for name, foreign := range map[string]func(Options){
+		"a link":        func(o Options) { tree(t, o.Root, map[string]string{plugin: "->/usr/bin/tsugiki-cni"}) },
+		"a link, since": func(o Options) { install(t, o); tree(t, o.Root, map[string]string{plugin: "->/usr/bin/tsugiki-cni"}) },
+		"the same network": func(o Options) {
+			tree(t, o.Root, map[string]string{plugin: "cni 1", setup.NetworkFile: setup.Network})
+		},
 		"before":         func(o Options) { tree(t, o.Root, map[string]string{plugin: "of a package"}) },
 		"the same":       func(o Options) { tree(t, o.Root, map[string]string{plugin: "cni 1"}) },
 		"changed since":  func(o Options) { install(t, o); tree(t, o.Root, map[string]string{plugin: "of a package"}) },
@@ -75,16 +105,28 @@ func TestForeignPlugin(t *testing.T) {
 		o.Log = slog.New(slog.NewTextHandler(&said, nil))
 		foreign(o)
 		before := read(t, o.Root)
+		r, err := o.readRecord()
+		if err != nil {
+			t.Fatal(err)
+		}
 		install(t, o)
-		if !strings.Contains(said.String(), "not of an earlier installation") {
-			t.Errorf("%s: the log is %s", name, said.String())
+		paths, equal := []string{plugin, setup.NetworkFile}, map[string]string{plugin: "cni 1", setup.NetworkFile: setup.Network}
+		for _, path := range paths {
+			foreign := before[path] != "" && before[path] != equal[path]
+			if foreign && !strings.Contains(said.String(), path+": this file is not of an earlier installation") {
+				t.Errorf("%s: the log is %s", name, said.String())
+			}
 		}
 		if err := Uninstall(o); err != nil {
 			t.Fatal(err)
 		}
 		now := read(t, o.Root)
-		for _, path := range []string{plugin, setup.NetworkFile} {
-			if before[path] != now[path] && (before[path] != setup.Network && before[path] != "cni 1" || now[path] != "") {
+		for _, path := range paths {
+			want := before[path]
+			if want == equal[path] && len(r.Others[path]) > 0 {
+				want = "" // it is of the first installation
+			}
+			if now[path] != want {
 				t.Errorf("%s: %s was %q and is %q", name, path, before[path], now[path])
 			}
 		}
