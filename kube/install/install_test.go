@@ -2,6 +2,7 @@ package install
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"log/slog"
@@ -165,6 +166,23 @@ func TestForeignFiles(t *testing.T) {
 		t.Errorf("something was written:\n%s", diff)
 	}
 
+	// One that is equal is of somebody else, too. A link leads elsewhere in a container.
+	o = node(t)
+	tree(t, o.Root, map[string]string{agentConfig: "a = 1\n"})
+	install(t, o)
+	if err := Uninstall(o); err != nil {
+		t.Fatal(err)
+	}
+	want(t, o, map[string]string{o.Containerd: containerdText, agentConfig: "a = 1\n"})
+	tree(t, o.Root, map[string]string{agentConfig: "->/nix/store/agent.toml"})
+	before = read(t, o.Root)
+	if err := Install(o); !errors.Is(err, ErrForeign) {
+		t.Errorf("the agent's configuration is a link: %v", err)
+	}
+	if diff := cmp.Diff(before, read(t, o.Root)); diff != "" {
+		t.Errorf("something was written:\n%s", diff)
+	}
+
 	o = node(t)
 	install(t, o)
 	tree(t, o.Root, map[string]string{agentConfig: "changed by hand\n"})
@@ -207,6 +225,52 @@ func TestInstallGoesOnWithoutContainerd(t *testing.T) {
 	if now := read(t, o.Root); now[Prefix+"/bin/tsugiki"] != "2" || now[o.Containerd] != foreign[o.Containerd] || !strings.Contains(said.String(), "level=ERROR") {
 		t.Errorf("%q, and the log is %q", now, said.String())
 	}
+}
+
+// A node that the first version has installed on is brought to this one, and all is removed.
+func TestRecordOfFirstVersion(t *testing.T) {
+	for _, upgrade := range []bool{true, false} {
+		o := node(t)
+		install(t, o)
+		record := fmt.Sprintf(`{"files": ["bin/tsugiki", "bin/tsugiki-cni", "lib/tsugiki/gate", "lib/tsugiki/preload/lib/x.so"], "configs": [%q]}`, digest([]byte("a = 1\n")))
+		tree(t, o.Root, map[string]string{Prefix + "/installed.json": record})
+		if upgrade {
+			tree(t, filepath.Dir(o.Config), map[string]string{"agent.toml": "a = 2\n"})
+			install(t, o)
+			if now := read(t, o.Root)[agentConfig]; now != "a = 2\n" {
+				t.Errorf("the agent's configuration is %q", now)
+			}
+		}
+		if err := Uninstall(Options{Root: o.Root, Log: o.Log}); err != nil {
+			t.Fatal(err)
+		}
+		want(t, o, map[string]string{o.Containerd: containerdText})
+	}
+}
+
+// The folder that should have the node's files is never made.
+func TestNoRoot(t *testing.T) {
+	o := node(t)
+	o.Root = filepath.Join(t.TempDir(), "none")
+	if err := Install(o); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), o.Root) {
+		t.Errorf("no root: %v", err)
+	}
+	if _, err := os.Lstat(o.Root); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("it was made: %v", err)
+	}
+}
+
+// containerd's configuration has become a link since. It stays, and all else is removed.
+func TestContainerdLinkedSince(t *testing.T) {
+	o := node(t)
+	install(t, o)
+	tree(t, o.Root, map[string]string{o.Containerd: "->/nix/store/config.toml"})
+	var said strings.Builder
+	o.Log = slog.New(slog.NewTextHandler(&said, nil))
+	if err := Uninstall(o); err != nil || !strings.Contains(said.String(), "remove our runtimes by hand") {
+		t.Errorf("%v, and the log is %s", err, said.String())
+	}
+	want(t, o, map[string]string{o.Containerd: "->/nix/store/config.toml"})
 }
 
 // On a node with the package, containerd's entry is of tsugiki setup. No record, no removal.

@@ -2,14 +2,19 @@ package install
 
 import (
 	"errors"
+	"fmt"
 	"os"
 
 	"golang.org/x/sys/unix"
 )
 
 // lock waits until no other process installs or removes: two pods of a DaemonSet may be there at once. The
-// kernel releases the lock when the process ends. The folder of the programs is made if it is not there.
+// kernel releases the lock when the process ends. The folder of the programs is made if it is not there, and that
+// of the node's files is not.
 func (o *Options) lock() (release func(), err error) {
+	if _, err := os.Stat(o.node("/")); err != nil {
+		return nil, fmt.Errorf("find the node's files: %w", err)
+	}
 	for {
 		if err := os.MkdirAll(o.node(Prefix), 0o755); err != nil {
 			return nil, err

@@ -42,6 +42,29 @@ func (r *record) check() error {
 	return nil
 }
 
+// firstContainerd is containerd's configuration of an installation whose record does not say.
+const firstContainerd = "/etc/containerd/config.toml"
+
+// parse reads the text of a record. Those of the first version have the digests of agentConfig alone.
+func (r *record) parse(text []byte) error {
+	var first struct {
+		Configs []string `json:"configs"`
+	}
+	if err := errors.Join(json.Unmarshal(text, r), json.Unmarshal(text, &first)); err != nil {
+		return err
+	}
+	if r.Others == nil {
+		r.Others = map[string][]string{}
+	}
+	if len(first.Configs) > 0 {
+		r.Others[agentConfig] = latest(r.Others[agentConfig], first.Configs...)
+	}
+	if r.Containerd == nil {
+		r.Containerd = []string{firstContainerd}
+	}
+	return nil
+}
+
 func (o *Options) recordPath() string { return o.node(filepath.Join(Prefix, recordFile)) }
 
 // readRecord reads the record. Without one, it is empty.
@@ -50,7 +73,7 @@ func (o *Options) readRecord() (r record, err error) {
 	if errors.Is(err, fs.ErrNotExist) {
 		err = nil
 	} else if err == nil {
-		err = errors.Join(json.Unmarshal(content, &r), r.check())
+		err = errors.Join(r.parse(content), r.check())
 	}
 	if r.Others == nil {
 		r.Others = map[string][]string{}
@@ -64,6 +87,9 @@ func (o *Options) readRecord() (r record, err error) {
 func (r *record) text() ([]byte, error) {
 	slices.Sort(r.Files)
 	r.Files = slices.Compact(r.Files)
+	if r.Containerd == nil { // nil is the first version's
+		r.Containerd = []string{}
+	}
 	content, err := json.MarshalIndent(r, "", "\t")
 	return append(content, '\n'), err
 }

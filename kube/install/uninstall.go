@@ -55,7 +55,8 @@ func Uninstall(o Options) error {
 func (o *Options) untell(file string) error {
 	engine := o.engine(file)
 	if err := regular(engine.File); err != nil {
-		return err
+		o.Log.Warn("the file is not as it was installed, and stays: where it comes from, remove our runtimes by hand", "err", err)
+		return nil
 	}
 	change, err := engine.Remove()
 	if err != nil {
