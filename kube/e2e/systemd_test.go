@@ -31,12 +31,14 @@ func TestContainerdIsStartedAnew(t *testing.T) {
 		m.must(filepath.Join(bin, "tsugiki"), "setup", "--yes", "--runtime", install.Runtime, "containerd")
 	}
 	tell()
+	m.agent("the unit is not there", false, "systemctl restart nowhere: exit status 5", "--containerd-unit", "nowhere")
+	m.ready("the unit is not there", "of the runtimes tsugiki in /etc/containerd/config.toml: restart containerd")
 	m.agent("the runtime is new", true, "containerd is started anew")
 	m.ready("containerd knows it", "")
 	m.agent("containerd knows it", false, "")
 	m.must("sh", "-c", `printf '[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]\n  SystemdCgroup = true\n' >> /etc/containerd/config.toml`)
 	tell()
-	m.ready("the runtime has another option", "has not read /etc/containerd/config.toml since the runtimes tsugiki are there as they are: restart containerd")
+	m.ready("the runtime has another option", "has not read the present tables of the runtimes tsugiki in /etc/containerd/config.toml: restart containerd")
 	m.agent("the runtime has another option", true, "containerd is started anew")
 	m.agent("containerd knows the option", false, "")
 
@@ -46,12 +48,12 @@ func TestContainerdIsStartedAnew(t *testing.T) {
 		"[Service]\nExecStart=\nExecStart=/usr/bin/containerd --config /etc/other.toml")
 	m.agent("containerd reads another file", true, "containerd is started anew")
 	for range 2 {
-		m.agent("containerd was restarted in vain", false, "It was told once to restart for that, and is not told again")
+		m.agent("containerd was restarted in vain", false, "A restart by systemd was begun once for these tables, and is not begun again")
 	}
 	m.ready("containerd was restarted in vain", "containerd config dump shows that it reads another file")
 	m.must("sh", "-c", "echo '# changed' >> /etc/containerd/config.toml")
 	m.agent("the file has changed", true, "containerd is started anew")
-	m.agent("containerd was restarted in vain again", false, "It was told once")
+	m.agent("containerd was restarted in vain again", false, "A restart by systemd was begun once")
 
 	// Nobody can say whether it knows the runtime.
 	m.agent("containerd gives no answer", false, "containerd is not started anew", "--containerd", "/run/nowhere.sock")

@@ -100,6 +100,16 @@ func (o *Options) restarted(digest string) (bool, error) {
 	return string(noted) == digest, err
 }
 
-// ForgetRestart is called when containerd knows the configuration. If it loses it, and gets it again, it may
-// be restarted again.
-func (o *Options) ForgetRestart() error { return removeFile(o.restartPath()) }
+// ForgetRestart is called when containerd knows the configuration, or when no restart was begun after
+// NoteRestart. containerd may be restarted again then.
+func (o *Options) ForgetRestart() error {
+	if _, err := os.Lstat(o.restartPath()); errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	release, err := o.lock()
+	if err != nil {
+		return err
+	}
+	defer release()
+	return removeFile(o.restartPath())
+}

@@ -19,6 +19,7 @@ type notLoadedError struct {
 }
 
 func (e notLoadedError) Error() string {
+	const unread = "containerd has not read the present tables of the runtimes"
 	const restart = "restart containerd on this node (systemctl restart containerd; containers run on)"
 	names := strings.Join(e.names, ", ")
 	switch {
@@ -29,10 +30,11 @@ func (e notLoadedError) Error() string {
 	case e.File == "":
 		return fmt.Sprintf("containerd does not know the runtimes %s: add them to its configuration (docs/RUNTIME.md), and %s", names, restart)
 	case e.Restarted:
-		return fmt.Sprintf("containerd has not read the runtimes %s as they are in %s. It was told once to restart for that, and is not told again: %s. "+
-			"If that does not help, its log says why, or containerd config dump shows that it reads another file, or that a file of imports replaces the table", names, e.File, restart)
+		return fmt.Sprintf("%s %s in %s. A restart by systemd was begun once for these tables, and is not begun again: %s. "+
+			"If that does not help, containerd's log says why, or containerd config dump shows that it reads another file, or that a file of imports replaces the table",
+			unread, names, e.File, restart)
 	}
-	return fmt.Sprintf("containerd has not read %s since the runtimes %s are there as they are: %s", e.File, names, restart)
+	return fmt.Sprintf("%s %s in %s: %s", unread, names, e.File, restart)
 }
 
 // knows returns an error that says what to do if containerd does not have what was installed.
@@ -53,7 +55,8 @@ func (f *nodeFlags) knows() error {
 
 // restart has systemd of the node restart containerd, if that has not read its configuration since it is as
 // it is. Containers run on meanwhile. It does so once for each content of the file: what a restart does not
-// mend, another one does not either, and the agent may be started again and again.
+// mend, another one does not either, and the agent may be started again and again. A restart that fails counts as
+// none: the next start of the agent's container tries again, perhaps with another unit.
 func (f *nodeFlags) restart() error {
 	if f.unit == "" {
 		return nil
@@ -71,8 +74,13 @@ func (f *nodeFlags) restart() error {
 		return errors.Join(err, noted)
 	}
 	slog.Info("containerd is started anew, for our runtimes", "unit", f.unit, "runtimes", stale.names)
-	if err := asStatus(host.RunInside(os.Stderr, "systemctl", "restart", f.unit)); err != nil {
-		return fmt.Errorf("systemctl restart %s: %w", f.unit, err)
+	if err := systemctl("restart", f.unit); err != nil {
+		return errors.Join(fmt.Errorf("systemctl restart %s: %w", f.unit, err), o.ForgetRestart())
 	}
 	return nil
+}
+
+// systemctl calls the node's systemd. Tests have another one.
+var systemctl = func(args ...string) error {
+	return asStatus(host.RunInside(os.Stderr, "systemctl", args...))
 }

@@ -3,9 +3,11 @@ package main
 import (
 	"context"
 	"encoding/json"
+	"errors"
 	"net"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -65,9 +67,9 @@ func TestKnows(t *testing.T) {
 		restarted                bool
 	}{
 		{"no runtime is in the file", head, none, "/etc/c.toml does not have the runtimes that were added to it (tsugiki)", false},
-		{"containerd has not read it", head + table, none, "containerd has not read /etc/c.toml since the runtimes tsugiki are there as they are: restart", false},
-		{"containerd was restarted", head + table, none, "It was told once to restart for that", true},
-		{"another option", head + table + "SystemdCgroup = true\n", plain, "has not read /etc/c.toml since", false},
+		{"containerd has not read it", head + table, none, "containerd has not read the present tables of the runtimes tsugiki in /etc/c.toml: restart", false},
+		{"containerd was restarted", head + table, none, "A restart by systemd was begun once for these tables, and is not begun again", true},
+		{"another option", head + table + "SystemdCgroup = true\n", plain, "of the runtimes tsugiki in /etc/c.toml", false},
 		{"containerd has it", head + table, plain, "", false},
 		{"the file is gone", "version =", plain, "/etc/c.toml: toml", false},
 	} {
@@ -94,6 +96,27 @@ func TestKnows(t *testing.T) {
 			if err := o.ForgetRestart(); err != nil {
 				t.Fatal(err)
 			}
+		}
+	}
+
+	// A restart that systemd refuses was none: the next one may have another unit.
+	write("etc/c.toml", head+table)
+	c.loaded = none
+	real := systemctl
+	t.Cleanup(func() { systemctl = real })
+	for _, refused := range []error{statusError(5), nil} {
+		var said []string
+		systemctl = func(args ...string) error {
+			said = append(said, args...)
+			return refused
+		}
+		err := f.restart()
+		if !errors.Is(err, refused) || !slices.Equal(said, []string{"restart", f.unit}) {
+			t.Errorf("systemctl gives %v: restart: %v, %q", refused, err, said)
+		}
+		o := f.installation()
+		if s, err := o.State(); err != nil || s.Restarted != (refused == nil) {
+			t.Errorf("systemctl gives %v: %+v, %v", refused, s, err)
 		}
 	}
 
