@@ -122,10 +122,10 @@ func (f *setupFlags) run(engine setup.Engine, in io.Reader, out io.Writer) error
 
 // changes are what there is to do, the engine's configuration last: it names the others.
 func (f *setupFlags) changes(engine setup.Engine) ([]change, error) {
-	runtime, err := f.program(f.runtime, "tsugiki-runtime")
-	if f.undo { // the program may be gone
-		return f.undone(engine, runtime)
+	if f.undo { // the programs may be gone
+		return f.undone(engine)
 	}
+	runtime, err := f.program(f.runtime, "tsugiki-runtime")
 	if err != nil {
 		return nil, err
 	}
@@ -133,27 +133,23 @@ func (f *setupFlags) changes(engine setup.Engine) ([]change, error) {
 	if err != nil || !f.translate {
 		return []change{c}, err
 	}
-	list, err := f.network(c.After, runtime)
+	list, err := f.network(c.After)
 	return append(list, c), err
 }
 
-// undone takes the network away, too, if the engine's configuration has a runtime of ours that needs it.
-func (f *setupFlags) undone(engine setup.Engine, runtime string) ([]change, error) {
+// undone takes the network away, too, if the runtime that needs it goes.
+func (f *setupFlags) undone(engine setup.Engine) ([]change, error) {
 	c, err := engine.Remove()
-	if err != nil || engine.Name != "containerd" {
+	if err != nil || engine.Name != "containerd" || !setup.EndsTranslation(c) {
 		return []change{c}, err
 	}
-	told, err := setup.ReadContainerd(c.Before, runtime)
-	if err != nil || told.Runtimes[setup.TranslateName] == nil {
-		return []change{c}, nil //nolint:nilerr // setup has not written a file that it cannot read
-	}
-	list, err := f.network(c.Before, runtime)
+	list, err := f.network(c.Before)
 	return append([]change{c}, list...), err
 }
 
 // network are the changes of the network of pods whose IPv4 is translated, by containerd's configuration.
-func (f *setupFlags) network(text []byte, runtime string) ([]change, error) {
-	told, err := setup.ReadContainerd(text, runtime)
+func (f *setupFlags) network(text []byte) ([]change, error) {
+	told, err := setup.ReadContainerd(text, "")
 	if err != nil {
 		return nil, err
 	}
@@ -165,11 +161,12 @@ func (f *setupFlags) network(text []byte, runtime string) ([]change, error) {
 	if err != nil {
 		return nil, err
 	}
-	plugin, err := f.program("", setup.Plugin)
-	if err != nil {
-		return []change{c}, err
+	link := setup.Link{Path: filepath.Join(f.root, told.PluginDirs[0], setup.Plugin), Undo: f.undo}
+	link.Target, err = f.program("", setup.Plugin)
+	if f.undo && errors.Is(err, programs.ErrMissing) {
+		link.Target, err = setup.Dangling(link.Path), nil
 	}
-	return []change{c, setup.Link{Path: filepath.Join(f.root, told.PluginDirs[0], setup.Plugin), Target: plugin, Undo: f.undo}}, nil
+	return []change{c, link}, err
 }
 
 // program returns the path of a program: the given one, or that beside tsugiki.

@@ -30,12 +30,33 @@ var containerdPlugins = map[int64]string{
 // runcType is containerd's name of the shim that calls runc, or another program in its place.
 const runcType = "io.containerd.runc.v2"
 
-// inherited are the keys of a runtime that our runtime has from the default one, beside its options.
+// Key is a key of a runtime in containerd's configuration.
+type Key struct {
+	Name string
+	// Answer is the key's name in containerd's answer to the CRI's Status: the tag of Runtime in containerd's
+	// pkg/cri/config, later internal/cri/config.
+	Answer string
+}
+
+// Inherited are the keys of a runtime that our runtime has from the default one, beside its options.
 // Without them, a pod of our runtime would have other rights, another network or another root
 // filesystem than one of the default runtime.
-var inherited = []string{
-	"base_runtime_spec", "privileged_without_host_devices", "privileged_without_host_devices_all_devices_allowed",
-	"cni_conf_dir", "cni_max_conf_num", "snapshotter",
+var Inherited = []Key{
+	{"base_runtime_spec", "baseRuntimeSpec"},
+	{"privileged_without_host_devices", "privileged_without_host_devices"},
+	{"privileged_without_host_devices_all_devices_allowed", "privileged_without_host_devices_all_devices_allowed"},
+	{"cgroup_writable", "cgroupWritable"}, // from containerd 2.1 on
+	{"cni_conf_dir", "cniConfDir"},
+	{"cni_max_conf_num", "cniMaxConfNum"},
+	{"snapshotter", "snapshotter"},
+}
+
+// OfOurs are the other keys of our runtimes, with their options.
+var OfOurs = []Key{
+	{"runtime_type", "runtimeType"},
+	{"pod_annotations", "PodAnnotations"},
+	{"container_annotations", "ContainerAnnotations"},
+	{"options", "options"},
 }
 
 // containerd is what setup reads of a configuration.
@@ -109,6 +130,17 @@ func ReadContainerd(text []byte, program string) (Told, error) {
 	return t, nil
 }
 
+// EndsTranslation tells whether a change of containerd's configuration takes the runtime TranslateName away,
+// whatever its program is. Nobody needs its network then.
+func EndsTranslation(c Change) bool {
+	before, err := readContainerd(c.Before)
+	if err != nil || before.runtimes[TranslateName] == nil {
+		return false
+	}
+	after, err := readContainerd(c.After)
+	return len(c.After) == 0 || err == nil && after.runtimes[TranslateName] == nil
+}
+
 // isOurs tells whether the configuration has a runtime of a name whose program is ours.
 func (c containerd) isOurs(name, program string) bool {
 	options, _ := c.runtimes[name]["options"].(map[string]any)
@@ -152,8 +184,8 @@ func (c containerd) ours(name, program string) (string, error) {
 		"  runtime_type = %[3]q\n"+
 		"  pod_annotations = [\"tsugiki.dev/*\"]\n"+
 		"  container_annotations = [\"tsugiki.dev/*\"]\n", c.plugin, name, runcType)
-	for _, key := range inherited {
-		if err := writeKey(&b, "  ", key, like[key]); err != nil {
+	for _, key := range Inherited {
+		if err := writeKey(&b, "  ", key.Name, like[key.Name]); err != nil {
 			return "", err
 		}
 	}

@@ -171,6 +171,25 @@ func removeContainerd(text []byte) ([]byte, error) {
 	return after, keepsTypes(text, after)
 }
 
+// RemoveTables returns a configuration of containerd without the tables of our runtimes whose program is at a
+// path. It is for a file whose lines around them are gone. It fails if anything else would change.
+func RemoveTables(text []byte, program string) ([]byte, error) {
+	c, err := readContainerd(text)
+	if err != nil {
+		return nil, err
+	}
+	after := text
+	for _, name := range []string{Name, TranslateName} {
+		if !c.isOurs(name, program) {
+			continue
+		}
+		if after, err = cutTable(after, name, c); err != nil {
+			return nil, err
+		}
+	}
+	return after, keepsTypes(text, after)
+}
+
 // keepsTypes returns an error if a runtime loses its type with a change.
 func keepsTypes(before, after []byte) error {
 	old, err := readContainerd(before)

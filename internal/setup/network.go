@@ -50,6 +50,18 @@ type Link struct {
 	Undo bool
 }
 
+// Dangling returns the target of a link to a program that is gone, if both have the name Plugin; otherwise "".
+func Dangling(path string) string {
+	target, err := os.Readlink(path)
+	if err != nil || filepath.Base(target) != Plugin {
+		return ""
+	}
+	if _, err := os.Stat(path); !errors.Is(err, fs.ErrNotExist) {
+		return ""
+	}
+	return target
+}
+
 // IsNone tells whether there is nothing to change.
 func (l Link) IsNone() bool {
 	now, err := os.Readlink(l.Path)

@@ -193,7 +193,7 @@ const (
 	kubeadm2 = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc]\n  runtime_type = \"io.containerd.runc.v2\"\n" +
 		"  [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc.options]\n    SystemdCgroup = true\n"
 	kubeadm3 = "version = 3\n[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]\n  runtime_type = 'io.containerd.runc.v2'\n" +
-		"  base_runtime_spec = '/etc/spec.json'\n" +
+		"  base_runtime_spec = '/etc/spec.json'\n  cgroup_writable = true\n" +
 		"  [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]\n    BinaryName = '/usr/bin/crun'\n    NoPivotRoot = false\n    Root = '/run/r\\u'\n    SystemdCgroup = true\n"
 )
 
@@ -215,7 +215,7 @@ func TestContainerdHasTheOptionsOfTheDefault(t *testing.T) {
 		"  [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.nvidia.options]\n    ShimCgroup = \"/nv\"\n"
 	for name, tt := range map[string]struct {
 		text    string
-		base    any
+		base    any // and whether its cgroup is writable
 		options map[string]any
 	}{
 		"kubeadm":           {text: kubeadm2, options: map[string]any{"SystemdCgroup": true}},
@@ -237,7 +237,7 @@ func TestContainerdHasTheOptionsOfTheDefault(t *testing.T) {
 			got := tables(t, content(e))["tsugiki"]
 			want := maps.Clone(tt.options)
 			want["BinaryName"] = runtime
-			if diff := cmp.Diff(want, got["options"]); diff != "" || got["base_runtime_spec"] != tt.base || got["pod_annotations"] == nil {
+			if diff := cmp.Diff(want, got["options"]); diff != "" || got["base_runtime_spec"] != tt.base || (got["cgroup_writable"] == true) != (tt.base != nil) || got["pod_annotations"] == nil {
 				t.Errorf("%s: %v (-want +got):\n%s\n%s", name, got, diff, content(e))
 			}
 			if c, err := e.Add(runtime); err != nil || !c.IsNone() {

@@ -1,6 +1,7 @@
 package setup
 
 import (
+	"bytes"
 	"errors"
 	"maps"
 	"os"
@@ -51,6 +52,13 @@ func TestTranslate(t *testing.T) {
 		}
 		if c, err := add(); err != nil || !c.IsNone() {
 			t.Errorf("%q without comments: %v\n%s", text, err, c.Diff())
+		}
+		bare, err := RemoveTables(rewritten, runtime)
+		if now := tables(t, string(bare)); err != nil || now[Name] != nil || now[TranslateName] != nil || len(now) != len(got)-2 {
+			t.Errorf("%q without comments, removed: %v\n%s", text, err, bare)
+		}
+		if same, err := RemoveTables(rewritten, "/opt/other"); err != nil || !bytes.Equal(same, rewritten) {
+			t.Errorf("%q without comments, of another program: %v\n%s", text, err, same)
 		}
 		if err := os.WriteFile(e.File, []byte(with), 0o600); err != nil {
 			t.Fatal(err)
@@ -184,5 +192,17 @@ func TestLink(t *testing.T) {
 	}
 	if !add.IsNone() || !undo.IsNone() {
 		t.Error("a file of somebody else would change")
+	}
+	there := filepath.Join(t.TempDir(), Plugin)
+	if err := os.WriteFile(there, nil, 0o700); err != nil {
+		t.Fatal(err)
+	}
+	for target, want := range map[string]string{there: "", "/gone/" + Plugin: "/gone/" + Plugin, "/gone/other": ""} {
+		if err := errors.Join(os.Remove(path), os.Symlink(target, path)); err != nil {
+			t.Fatal(err)
+		}
+		if got := Dangling(path); got != want {
+			t.Errorf("a link to %s: %q", target, got)
+		}
 	}
 }

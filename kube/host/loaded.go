@@ -9,6 +9,8 @@ import (
 	"slices"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
+
+	"github.com/tsugiki/tsugiki/internal/setup"
 )
 
 // NotLoaded asks containerd at a socket what it has read of its configuration. Of some runtimes, by the
@@ -67,21 +69,6 @@ func read(status *cri.StatusResponse) (loaded, error) {
 	return l, nil
 }
 
-// answerKeys are keys of a runtime in containerd's configuration, with those of its answer (the tags of
-// Runtime in containerd's pkg/cri/config, later internal/cri/config).
-var answerKeys = map[string]string{
-	"runtime_type":                    "runtimeType",
-	"pod_annotations":                 "PodAnnotations",
-	"container_annotations":           "ContainerAnnotations",
-	"base_runtime_spec":               "baseRuntimeSpec",
-	"cni_conf_dir":                    "cniConfDir",
-	"cni_max_conf_num":                "cniMaxConfNum",
-	"options":                         "options",
-	"privileged_without_host_devices": "privileged_without_host_devices",
-	"privileged_without_host_devices_all_devices_allowed": "privileged_without_host_devices_all_devices_allowed",
-	"snapshotter": "snapshotter",
-}
-
 // has tells whether containerd has a runtime with a table. A key that its answer does not have is one that
 // this containerd does not know.
 func (l loaded) has(name string, table map[string]any) (bool, error) {
@@ -97,8 +84,8 @@ func (l loaded) has(name string, table map[string]any) (bool, error) {
 	if err := json.Unmarshal(text, &want); err != nil {
 		return false, err
 	}
-	for key, answer := range answerKeys {
-		if got, known := now[answer]; known && !equal(want[key], got) {
+	for _, key := range slices.Concat(setup.OfOurs, setup.Inherited) {
+		if got, known := now[key.Answer]; known && !equal(want[key.Name], got) {
 			return false, nil
 		}
 	}

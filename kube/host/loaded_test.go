@@ -33,13 +33,14 @@ func TestNamesLoaded(t *testing.T) {
 // answer is what containerd 1.6.20 says of a runtime, shortened.
 const answer = `{"containerd":{"runtimes":{"tsugiki":{"runtimeType":"io.containerd.runc.v2","runtimePath":"","PodAnnotations":["tsugiki.dev/*"],
 	"ContainerAnnotations":["tsugiki.dev/*"],"runtimeRoot":"","options":{"BinaryName":"/opt/r","SystemdCgroup":true,"IoUid":7},
-	"privileged_without_host_devices":false,"baseRuntimeSpec":"","cniConfDir":"/etc/x","cniMaxConfNum":1}}}}`
+	"privileged_without_host_devices":false,"cgroupWritable":true,"baseRuntimeSpec":"","cniConfDir":"/etc/x","cniMaxConfNum":1}}}}`
 
 const table = `runtime_type = "io.containerd.runc.v2"
 pod_annotations = ["tsugiki.dev/*"]
 container_annotations = ["tsugiki.dev/*"]
 cni_conf_dir = "/etc/x"
 cni_max_conf_num = 1
+cgroup_writable = true
 snapshotter = "not known to this containerd"
 [options]
 BinaryName = "/opt/r"
@@ -55,6 +56,7 @@ func TestTablesLoaded(t *testing.T) {
 		"cni_max_conf_num = 1 -> privileged_without_host_devices = false\ncni_max_conf_num = 1": true,
 		"SystemdCgroup = true -> SystemdCgroup = false":                                         false,
 		"SystemdCgroup = true -> ":                                                              false,
+		"cgroup_writable = true -> cgroup_writable = false":                                     false,
 		"/opt/r -> /usr/bin/r":                                                                  false,
 		"IoUid = 7 -> IoUid = 8":                                                                false,
 		"IoUid = 7 -> IoUid = 7\nIoGid = 7":                                                     false,

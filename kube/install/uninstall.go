@@ -63,7 +63,13 @@ func (o *Options) untell(file string) error {
 		return err
 	}
 	if told, err := setup.ReadContainerd(change.After, Runtime); err == nil && len(told.Runtimes) > 0 {
-		o.Log.Warn("the lines around our runtimes are gone, so they stay: remove their tables by hand", "file", file)
+		// A tool has written the file anew, without the lines around our runtimes.
+		after, err := setup.RemoveTables(change.After, Runtime)
+		if err != nil {
+			o.Log.Warn("our runtimes stay in the file: remove their tables by hand", "file", file, "err", err)
+		} else {
+			change.After = after
+		}
 	}
 	if change.IsNone() {
 		return nil
