@@ -273,6 +273,44 @@ func TestContainerdLinkedSince(t *testing.T) {
 	want(t, o, map[string]string{o.Containerd: "->/nix/store/config.toml"})
 }
 
+// A tool has written containerd's configuration anew, without comments. Our tables are known by their program.
+func TestContainerdWithoutMarks(t *testing.T) {
+	o := translating(t)
+	before := read(t, o.Root)[o.Containerd]
+	install(t, o)
+	var lines []string
+	for line := range strings.Lines(read(t, o.Root)[o.Containerd]) {
+		if !strings.HasPrefix(line, "#") {
+			lines = append(lines, line)
+		}
+	}
+	tree(t, o.Root, map[string]string{o.Containerd: strings.Join(lines, "")})
+	if err := Uninstall(o); err != nil {
+		t.Fatal(err)
+	}
+	if now := read(t, o.Root)[o.Containerd]; strings.Contains(now, "tsugiki") || !strings.HasPrefix(now, before) {
+		t.Errorf("containerd's configuration is\n%s", now)
+	}
+}
+
+// The record of the first version does not say that containerd was left alone. A block of tsugiki setup, whose
+// program is the package's, stays.
+func TestBlockOfAnotherProgram(t *testing.T) {
+	o := node(t)
+	change, err := o.engine(o.Containerd).Add("/usr/bin/tsugiki-runtime")
+	if err == nil {
+		err = change.Apply()
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	tree(t, o.Root, map[string]string{Prefix + "/installed.json": `{"files": [], "configs": []}`})
+	if err := Uninstall(o); err != nil {
+		t.Fatal(err)
+	}
+	want(t, o, map[string]string{o.Containerd: string(change.After)})
+}
+
 // On a node with the package, containerd's entry is of tsugiki setup. No record, no removal.
 func TestUninstallWithoutRecord(t *testing.T) {
 	o := node(t)

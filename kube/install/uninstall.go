@@ -62,6 +62,10 @@ func (o *Options) untell(file string) error {
 	if err != nil {
 		return err
 	}
+	if told, err := setup.ReadContainerd(change.Before, Runtime); err == nil && len(told.Runtimes) == 0 && !change.IsNone() {
+		o.Log.Warn("the runtimes in the file have another program than ours, and stay", "file", file)
+		return nil
+	}
 	if told, err := setup.ReadContainerd(change.After, Runtime); err == nil && len(told.Runtimes) > 0 {
 		// A tool has written the file anew, without the lines around our runtimes.
 		after, err := setup.RemoveTables(change.After, Runtime)
