@@ -24,7 +24,7 @@ import (
 // image is replaced by another one while pods run, and at last all is taken away.
 func TestInstall(t *testing.T) {
 	c := bareCluster(t)
-	before, groups := c.readNode(containerdConfig), ourGroups(t)
+	before := c.readNode(containerdConfig)
 	c.kubectl("apply", "-f", filepath.Join(kubetest.Root(t), "deploy", "crds"), "-f", c.manifests())
 
 	// The rig has no systemd that would restart containerd. The pod says what is to be done.
@@ -38,7 +38,7 @@ func TestInstall(t *testing.T) {
 	}
 	t.Run("the image is replaced", func(t *testing.T) { c.with(t).testUpgraded() })
 	t.Run("pods may be translated", func(t *testing.T) { c.with(t).testTranslateInstalled(c.t, before) })
-	t.Run("all is taken away", func(t *testing.T) { c.with(t).testUninstalled(before, groups) })
+	t.Run("all is taken away", func(t *testing.T) { c.with(t).testUninstalled(before) })
 }
 
 const (

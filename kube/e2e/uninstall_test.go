@@ -10,7 +10,6 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
-	"testing"
 
 	appsv1 "k8s.io/api/apps/v1"
 	"k8s.io/apimachinery/pkg/types"
@@ -21,7 +20,7 @@ import (
 )
 
 // testUninstalled takes all away: first while a grafted pod runs, which goes on.
-func (c *cluster) testUninstalled(before string, groups []string) {
+func (c *cluster) testUninstalled(before string) {
 	containerd, deploy := c.containerd(), filepath.Join(kubetest.Root(c.t), "deploy")
 	l := c.lasting()
 	c.kubectl("delete", "-f", filepath.Join(deploy, "manifests", "workloads.yaml"), "--wait", "--timeout", testkit.Patience.String())
@@ -66,30 +65,31 @@ func (c *cluster) testUninstalled(before string, groups []string) {
 	if left := slices.Sorted(maps.Values(c.processes())); len(left) > 0 {
 		c.t.Errorf("processes are left: %v", left)
 	}
-	if left := slices.DeleteFunc(ourGroups(c.t), func(g string) bool { return slices.Contains(groups, g) || c.isOfAnother(g) }); len(left) > 0 {
+	if left := c.agentGroups(); len(left) > 0 {
 		c.t.Errorf("groups are left: %v", left)
 	}
 }
 
-// ourGroups are the cgroups that an agent of a node makes, those around the containers of the shop and its own.
-func ourGroups(t *testing.T) (list []string) {
-	t.Helper()
-	err := filepath.WalkDir("/sys/fs/cgroup", func(path string, e fs.DirEntry, err error) error {
-		if errors.Is(err, fs.ErrNotExist) {
-			return nil // others end
-		}
-		if err == nil && e.IsDir() && (e.Name() == "tsugiki" || strings.HasPrefix(e.Name(), "tsugiki-shop.")) {
-			list = append(list, path)
-		}
-		return err
-	})
+// agentGroups are the cgroups of the rig that an agent makes: its own, and those around containers.
+func (c *cluster) agentGroups() (list []string) {
+	c.t.Helper()
+	tops, err := filepath.Glob("/sys/fs/cgroup/*/" + filepath.Base(c.Rig.Group()))
 	if err != nil {
-		t.Fatal(err)
+		c.t.Fatal(err)
+	}
+	for _, top := range append(tops, c.Rig.Group()) {
+		err := filepath.WalkDir(top, func(path string, e fs.DirEntry, err error) error {
+			if errors.Is(err, fs.ErrNotExist) {
+				return nil // pods end
+			}
+			if err == nil && e.IsDir() && path != top && strings.HasPrefix(e.Name(), "tsugiki") {
+				list = append(list, path)
+			}
+			return err
+		})
+		if err != nil {
+			c.t.Fatal(err)
+		}
 	}
 	return list
-}
-
-// isOfAnother tells whether a cgroup is of another rig.
-func (c *cluster) isOfAnother(group string) bool {
-	return strings.Contains(group, "/tsugiki-rig-") && !strings.Contains(group, "/"+filepath.Base(c.Rig.Group())+"/")
 }
