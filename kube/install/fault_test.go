@@ -118,14 +118,13 @@ func whole(t *testing.T, at string, now, before, after map[string]string) {
 // A process is killed at each step of an upgrade. Each file is the old or the new one, and the next process
 // completes the installation, or removes it.
 func TestKilledAtEachStep(t *testing.T) {
-	o, before := installed(t)
+	o, _ := installed(t)
 	install(t, o)
 	after := read(t, o.Root)
 	steps := 0
 	for more := true; more; steps++ {
-		var again Options
 		for _, uninstall := range []bool{false, true} {
-			again, before = installed(t)
+			again, before := installed(t)
 			more = killed(t, again, false, steps+1)
 			at := fmt.Sprint("step ", steps+1)
 			whole(t, at, read(t, again.Root), before, after)
