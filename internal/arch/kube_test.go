@@ -23,7 +23,7 @@ var kubeRooms = []room{
 	{"kube/cluster", []string{"kube/caches", "kube/grant", "kube/v1alpha1"}, "checks resources, and gives nothing to a pod"},
 	{"kube/cmd/tsugiki-kube", []string{"api", "kube/caches", "kube/cluster", "kube/connect", "kube/grant", "kube/host", "kube/install", "kube/node", "kube/v1alpha1"}, "the command line"},
 	{"kube/install", []string{"internal/setup"}, "files: it starts nothing"},
-	{"kube/host", []string{"internal/cgroup", "internal/sys/mounts"}, "starts programs of a node, and knows not which"},
+	{"kube/host", []string{"internal/cgroup", "internal/setup", "internal/sys/mounts"}, "starts programs of a node, and knows not which"},
 	{"kube/deploy", nil, "tests"},
 	{"kube/e2e", nil, "tests"},
 	{"kube/kubetest", []string{"api", "internal/testkit", "kube/v1alpha1"}, "for tests and the benchmark: no other row may have it"},

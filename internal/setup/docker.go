@@ -59,7 +59,7 @@ func get(list []member, key string) *member {
 
 const dockerIndent = "    "
 
-func addDocker(text []byte, runtime string) ([]byte, error) {
+func addDocker(text []byte, runtime string, _ bool) ([]byte, error) {
 	path, err := json.Marshal(runtime)
 	if err != nil {
 		return nil, err
@@ -91,7 +91,7 @@ func addDocker(text []byte, runtime string) ([]byte, error) {
 		Path string `json:"path"`
 	}
 	if json.Unmarshal(text[ours.value:ours.end], &has) != nil || has.Path != runtime {
-		return nil, fmt.Errorf("%w: %s", ErrForeign, text[ours.value:ours.end])
+		return nil, fmt.Errorf("%w %s: %s", ErrForeign, Name, text[ours.value:ours.end])
 	}
 	return text, nil
 }

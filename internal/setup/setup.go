@@ -1,8 +1,9 @@
 // Package setup owns the entries for tsugiki-runtime in the configuration files of container
-// engines: it adds them, and removes them again.
+// engines, and the network of containerd's pods whose IPv4 is translated: it adds them, and removes
+// them again.
 //
 // It keeps everything else of a file byte for byte: comments, the order of keys, and keys that it
-// does not know. It calls no engine, and only Change.Apply writes a file. It needs the privilege to
+// does not know. It calls no engine, and Apply alone changes what is there. It needs the privilege to
 // write the file, and runs on any kernel.
 package setup
 
@@ -18,7 +19,7 @@ import (
 )
 
 // ErrForeign says that a configuration has an entry of our name that setup has not written.
-var ErrForeign = errors.New("the configuration has another runtime of the name tsugiki")
+var ErrForeign = errors.New("the configuration has another runtime of the name")
 
 // Engine is a container engine whose configuration names its runtimes.
 type Engine struct {
@@ -27,9 +28,12 @@ type Engine struct {
 	// Next is the command that makes the engine read its configuration again. It is empty if the
 	// engine needs none.
 	Next string
+	// Translate has Add write the runtime TranslateName, too. It needs NetworkFile and the network plugin
+	// tsugiki-cni. Only containerd has pods of this runtime.
+	Translate bool
 	// add returns the text with an entry for the runtime at a path. An empty text means that the
 	// file does not exist.
-	add func(text []byte, runtime string) ([]byte, error)
+	add func(text []byte, runtime string, translate bool) ([]byte, error)
 	// remove returns the text without the entry, or an empty text if nothing is left. The text may
 	// have no entry.
 	remove func(text []byte) ([]byte, error)
@@ -38,10 +42,10 @@ type Engine struct {
 // Engines returns the engines that setup knows.
 func Engines() []Engine {
 	return []Engine{
-		{"containerd", "/etc/containerd/config.toml", "systemctl restart containerd", addContainerd, removeContainerd},
-		{"crio", "/etc/crio/crio.conf.d/60-tsugiki.conf", "systemctl restart crio", ownFile(crioText), cutBlock},
-		{"docker", "/etc/docker/daemon.json", "systemctl reload docker", addDocker, removeDocker},
-		{"podman", "/etc/containers/containers.conf.d/60-tsugiki.conf", "", ownFile(podmanText), cutBlock},
+		{"containerd", "/etc/containerd/config.toml", "systemctl restart containerd", false, addContainerd, removeContainerd},
+		{"crio", "/etc/crio/crio.conf.d/60-tsugiki.conf", "systemctl restart crio", false, ownFile(crioText), cutBlock},
+		{"docker", "/etc/docker/daemon.json", "systemctl reload docker", false, addDocker, removeDocker},
+		{"podman", "/etc/containers/containers.conf.d/60-tsugiki.conf", "", false, ownFile(podmanText), cutBlock},
 	}
 }
 
@@ -64,7 +68,7 @@ type Change struct {
 
 // Add returns the change that adds an entry for the runtime at a path.
 func (e Engine) Add(runtime string) (Change, error) {
-	return e.change(func(text []byte) ([]byte, error) { return e.add(text, runtime) })
+	return e.change(func(text []byte) ([]byte, error) { return e.add(text, runtime, e.Translate) })
 }
 
 // Remove returns the change that removes the entry of Add.
@@ -91,6 +95,24 @@ func (e Engine) change(edit func([]byte) ([]byte, error)) (Change, error) {
 // IsNone tells whether the file already has the wanted content.
 func (c Change) IsNone() bool { return bytes.Equal(c.Before, c.After) }
 
+// unfinished begins the names of files that take the place of a configuration when they are complete.
+const unfinished = ".tsugiki-setup-"
+
+// Sweep removes what killed processes have left of changes that they did not complete. Nobody may change the
+// engine's configuration by this package meanwhile.
+func (e Engine) Sweep() error {
+	list, err := os.ReadDir(filepath.Dir(e.File))
+	if errors.Is(err, fs.ErrNotExist) {
+		return nil
+	}
+	for _, f := range list {
+		if strings.HasPrefix(f.Name(), unfinished) {
+			err = errors.Join(err, os.Remove(filepath.Join(filepath.Dir(e.File), f.Name())))
+		}
+	}
+	return err
+}
+
 // Apply makes the change. At any time the file is either the old one or the new one. Apply fails if
 // the file's content is no longer Before. It keeps the file's mode and owner.
 func (c Change) Apply() error {
@@ -107,7 +129,7 @@ func (c Change) Apply() error {
 	if err := os.MkdirAll(filepath.Dir(c.File), 0o755); err != nil {
 		return err
 	}
-	next, err := os.CreateTemp(filepath.Dir(c.File), ".tsugiki-setup-")
+	next, err := os.CreateTemp(filepath.Dir(c.File), unfinished+"*")
 	if err != nil {
 		return err
 	}

@@ -31,11 +31,11 @@ func cutBlock(text []byte) ([]byte, error) {
 
 // ownFile returns the add function of an engine whose configuration may have several files: one of
 // them is ours.
-func ownFile(entry func(runtime string) string) func([]byte, string) ([]byte, error) {
-	return func(text []byte, runtime string) ([]byte, error) {
+func ownFile(entry func(runtime string) string) func([]byte, string, bool) ([]byte, error) {
+	return func(text []byte, runtime string, _ bool) ([]byte, error) {
 		rest, err := cutBlock(text)
 		if err == nil && len(rest) > 0 {
-			err = fmt.Errorf("%w: setup has not written this file", ErrForeign)
+			err = fmt.Errorf("%w %s: setup has not written this file", ErrForeign, Name)
 		}
 		return block(entry(runtime)), err
 	}

@@ -79,8 +79,17 @@ func TestChartOfOtherValues(t *testing.T) {
 				`"handler":"tsugiki"`, `"--runtime-class=graft"`, `"handler":"graft46"`, `"--runtime-class=graft46"`, `"--metrics=198.51.100.1:9471"`, `"--namespace=net"`, `"nodeSelector":{"a":"b"}`,
 				`"image":"example.org/kube:1"`, `"path":"/run/other"`, `system:serviceaccount:net:tsugiki-kube-node`, `"agent.toml":"x = 1\n"`,
 				`"--containerd-config=/etc/k3s/a.toml"`, `"path":"/etc/k3s"`, `"mountPath":"/host/etc/k3s"`, `"path":"/run/k3s"`, `"--containerd-unit="`,
+				`"--containerd=/run/k3s/containerd.sock"`,
 			},
-			[]string{`"namespace":"tsugiki"`, `tsugiki-kube:0.1`, `/etc/containerd`},
+			[]string{`"namespace":"tsugiki"`, `tsugiki-kube:0.1`, `/etc/containerd`, `--translate`, `/cni`},
+		},
+		"translation": {
+			`{` + common + `, translate: {enabled: true, pluginDir: /usr/lib/cni/}}`,
+			[]string{
+				`"--translate"`, `"--plugin-dir=/usr/lib/cni/"`, `"mountPath":"/host/usr/lib/cni"`, `"path":"/usr/lib/cni/"`,
+				`"path":"/etc/cni/tsugiki-translate.d"`, `"handler":"tsugiki-translate"`, `"name":"graft46"`,
+			},
+			[]string{`/opt/cni`, `"--containerd=`, `"handler":"graft46"`},
 		},
 		"containerd is configured elsewhere": {`{containerd: {config: ""}}`, []string{`"--containerd-config="`}, []string{`/etc/containerd`, `containerd-config"`}},
 		"the package": {
@@ -103,10 +112,10 @@ func TestChartOfOtherValues(t *testing.T) {
 	}
 }
 
-// What uninstalls has the image, and the folders, of what installs.
+// What uninstalls has the image and the namespace of what installs. The node's record has the rest.
 func TestUninstall(t *testing.T) {
 	text := read(t, "uninstall.yaml")[0]
-	for _, want := range []string{"image: tsugiki-kube:0.1", "--containerd-config=/etc/containerd/config.toml", "hostPID: true", "namespace: tsugiki}"} {
+	for _, want := range []string{"image: tsugiki-kube:0.1", "hostPID: true", "namespace: tsugiki}"} {
 		if !strings.Contains(text, want) || !strings.Contains(read(t, "manifests/workloads.yaml")[0], want) {
 			t.Errorf("not in both: %s", want)
 		}

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"net/netip"
 	"os"
@@ -66,6 +67,9 @@ func (l *lasting) goOn() {
 	// The program writes down redis's answers.
 	answers := func() int64 {
 		s, err := os.Stat(fmt.Sprintf("/proc/%d/root/tmp/out", l.pid))
+		if errors.Is(err, fs.ErrNotExist) {
+			return 0 // it has just begun, or ended
+		}
 		if err != nil {
 			l.c.t.Fatalf("the program with the pod's connection: %v", err)
 		}

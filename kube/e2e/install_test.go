@@ -1,23 +1,18 @@
 package e2e
 
 import (
-	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
-	"io/fs"
-	"maps"
 	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
-	"slices"
 	"strconv"
 	"strings"
 	"testing"
 
 	"golang.org/x/sys/unix"
-	appsv1 "k8s.io/api/apps/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/internal/testkit"
@@ -33,8 +28,8 @@ func TestInstall(t *testing.T) {
 	c.kubectl("apply", "-f", filepath.Join(kubetest.Root(t), "deploy", "crds"), "-f", c.manifests())
 
 	// The rig has no systemd that would restart containerd. The pod says what is to be done.
-	c.saysRestart()
-	c.restartContainerd()
+	c.saysRestart(containerdConfig, "tsugiki")
+	c.restartContainerd(t)
 	c.daemonsReady()
 	c.openShop()
 	c.served(c.service("web"))
@@ -42,10 +37,17 @@ func TestInstall(t *testing.T) {
 		c.grafted(&p)
 	}
 	t.Run("the image is replaced", func(t *testing.T) { c.with(t).testUpgraded() })
+	t.Run("pods may be translated", func(t *testing.T) { c.with(t).testTranslateInstalled(c.t, before) })
 	t.Run("all is taken away", func(t *testing.T) { c.with(t).testUninstalled(before) })
 }
 
-const containerdConfig = "/etc/containerd/config.toml"
+const (
+	containerdConfig = "/etc/containerd/config.toml"
+	// otherConfig is where containerd's configuration is later.
+	otherConfig = "/etc/node/containerd.toml"
+	// pluginDir is containerd's folder of network plugins.
+	pluginDir = "/usr/lib/cni"
+)
 
 // bareCluster is a cluster whose node has nothing of ours but two images.
 func bareCluster(t *testing.T) *cluster {
@@ -59,7 +61,7 @@ func bareCluster(t *testing.T) *cluster {
 		t.Fatal(err)
 	}
 	c := &cluster{t: t}
-	c.Cluster = kubetest.StartCluster(t, engines.Options{Image: image, Written: []string{"/etc", "/opt", "/var/lib"}})
+	c.Cluster = kubetest.StartCluster(t, engines.Options{Image: image, Written: []string{"/etc", "/opt", pluginDir, "/var/lib"}})
 	c.run = c.Rig.Outside(api.RunDir)
 	for name, from := range map[string]string{"tsugiki-kube:0.1": bin, "tsugiki-kube:0.2": changed(t, bin)} {
 		c.Must("ctr", "-n", "k8s.io", "image", "import", buildImage(t, from, name))
@@ -93,7 +95,9 @@ func buildImage(t *testing.T, bin, name string) string {
 func changed(t *testing.T, bin string) string {
 	t.Helper()
 	dir := filepath.Join(t.TempDir(), "bin")
-	if out, err := exec.Command("cp", "-as", bin, dir).CombinedOutput(); err != nil {
+	// The links of preload lead to the library beside them.
+	const script = `cp -as "$0" "$1" && rm -r "$1/preload" && cp -a "$0/preload" "$1/"`
+	if out, err := exec.Command("sh", "-c", script, bin, dir).CombinedOutput(); err != nil {
 		t.Fatalf("%v: %s", err, out)
 	}
 	for _, name := range used {
@@ -114,8 +118,16 @@ func changed(t *testing.T, bin string) string {
 // used are the programs that serve running containers, and the library that they have.
 var used = []string{"tsugiki-gate", "tsugiki-keeper", "libtsugiki.so"}
 
-// manifests are deploy/manifests, but for the agent's charging: it charges the containers of the cluster
-// alone, as the machine has others.
+// The agent charges what it does by default.
+const shared = "    shared = [\"containerd\"]\n"
+
+// within has an agent's configuration, indented, charge the containers of the cluster alone, as the machine
+// has others.
+func (c *cluster) within(text string) string {
+	return strings.ReplaceAll(text, shared, shared+fmt.Sprintf("    within = %q\n", "/"+filepath.Base(c.Rig.Group())))
+}
+
+// manifests are deploy/manifests, but for the agent's charging.
 func (c *cluster) manifests() string {
 	c.t.Helper()
 	files, err := filepath.Glob(filepath.Join(kubetest.Root(c.t), "deploy", "manifests", "*.yaml"))
@@ -128,10 +140,8 @@ func (c *cluster) manifests() string {
 		if err != nil {
 			c.t.Fatal(err)
 		}
-		const shared = "    shared = [\"containerd\"]\n"
 		changes += strings.Count(string(text), shared)
-		now := strings.ReplaceAll(string(text), shared, shared+fmt.Sprintf("    within = %q\n", "/"+filepath.Base(c.Rig.Group())))
-		if err := os.WriteFile(filepath.Join(dir, filepath.Base(f)), []byte(now), 0o600); err != nil {
+		if err := os.WriteFile(filepath.Join(dir, filepath.Base(f)), []byte(c.within(string(text))), 0o600); err != nil {
 			c.t.Fatal(err)
 		}
 	}
@@ -139,6 +149,21 @@ func (c *cluster) manifests() string {
 		c.t.Fatalf("%d configurations of the agent are in deploy/manifests, want 1", changes)
 	}
 	return dir
+}
+
+// upgrade applies what the chart makes of values, as helm upgrade does.
+func (c *cluster) upgrade(values string) {
+	c.t.Helper()
+	list := map[string]any{"apiVersion": "v1", "kind": "List", "items": kubetest.Chart(c.t, "tsugiki", values)}
+	text, err := json.Marshal(list)
+	file := filepath.Join(c.t.TempDir(), "chart.json")
+	if err == nil {
+		err = os.WriteFile(file, text, 0o600)
+	}
+	if err != nil {
+		c.t.Fatal(err)
+	}
+	c.kubectl("apply", "-f", file)
 }
 
 func (c *cluster) kubectl(args ...string) string {
@@ -159,18 +184,17 @@ func (c *cluster) readNode(path string) string {
 	return string(text)
 }
 
-// saysRestart waits until an event says that containerd has to be restarted. By then it has the runtime
-// in its configuration.
-func (c *cluster) saysRestart() {
+// saysRestart waits until an event says that containerd has to be restarted for runtimes in a file.
+func (c *cluster) saysRestart(file, runtimes string) {
 	c.t.Helper()
-	const want = "restart containerd on this node"
+	want := fmt.Sprintf("containerd has not read the present tables of the runtimes %s in %s: restart containerd on this node", runtimes, file)
 	testkit.Eventually(c.t, func() error {
 		if all := c.describe("tsugiki"); !strings.Contains(all, want) {
 			return fmt.Errorf("no event says %q:\n%s", want, all)
 		}
 		return nil
 	})
-	if text := c.readNode(containerdConfig); !strings.Contains(text, "/opt/tsugiki/bin/tsugiki-runtime") {
+	if text := c.readNode(file); !strings.Contains(text, "/opt/tsugiki/bin/tsugiki-runtime") {
 		c.t.Errorf("containerd's configuration does not name the runtime:\n%s", text)
 	}
 }
@@ -203,8 +227,8 @@ func (c *cluster) containerd() int {
 	return pid
 }
 
-// restartContainerd does what systemctl restart containerd does.
-func (c *cluster) restartContainerd() {
+// restartContainerd does what systemctl restart containerd does. The new one runs until a test ends.
+func (c *cluster) restartContainerd(until *testing.T, args ...string) {
 	c.t.Helper()
 	pid := c.containerd()
 	if err := unix.Kill(pid, unix.SIGTERM); err != nil {
@@ -216,7 +240,7 @@ func (c *cluster) restartContainerd() {
 		}
 		return nil
 	})
-	kubetest.Run(c.t, c.Rig, "containerd")
+	kubetest.Run(until, c.Rig, "containerd", args...)
 	c.containerd()
 }
 
@@ -345,45 +369,24 @@ func (c *cluster) testUpgraded() {
 	l.goOn()
 }
 
-// testUninstalled takes all away: first while a grafted pod runs, which goes on.
-func (c *cluster) testUninstalled(before string) {
-	deploy := filepath.Join(kubetest.Root(c.t), "deploy")
+// testTranslateInstalled has the chart give the node the runtime of pods whose IPv4 is translated, and its
+// network, in a file of containerd's that is elsewhere. Pods run on. By the chart alone, such a pod is served.
+func (c *cluster) testTranslateInstalled(all *testing.T, config string) {
 	l := c.lasting()
-	c.kubectl("delete", "-f", filepath.Join(deploy, "manifests", "workloads.yaml"), "--wait", "--timeout", testkit.Patience.String())
-	c.kubectl("apply", "-f", filepath.Join(deploy, "uninstall.yaml"))
-	testkit.Eventually(c.t, func() error {
-		out, err := c.Kubectl("logs", "-n", "tsugiki", "daemonset/tsugiki-uninstall", "-c", "uninstall")
-		if want := "of the RuntimeClass tsugiki still run on this node"; err != nil || !strings.Contains(out, want) {
-			return errors.Join(fmt.Errorf("nothing says that containers are left: %s\n%s", out, c.describe("tsugiki")), err)
-		}
-		return nil
-	})
+	if err := os.Mkdir(filepath.Dir(c.Rig.Outside(otherConfig)), 0o755); err != nil {
+		c.t.Fatal(err)
+	}
+	if err := os.WriteFile(c.Rig.Outside(otherConfig), []byte(config), 0o600); err != nil {
+		c.t.Fatal(err)
+	}
+	c.upgrade(fmt.Sprintf("{image: 'tsugiki-kube:0.2', containerd: {config: %s}, translate: {enabled: true, pluginDir: %s}, agent: {config: %q}}",
+		otherConfig, pluginDir, strings.ReplaceAll(c.within("    [kubernetes]\n    grants = true\n    [charge]\n"+shared), "    ", "")))
+	c.saysRestart(otherConfig, "tsugiki-translate")
+	c.restartContainerd(all, "--config", otherConfig)
+	c.daemonsReady()
 	l.goOn()
-	c.kubectl("delete", "namespace", "shop", "--wait", "--timeout", testkit.Patience.String())
-	testkit.Eventually(c.t, func() error {
-		var d appsv1.DaemonSet
-		if err := c.Admin.Get(context.Background(), types.NamespacedName{Namespace: "tsugiki", Name: "tsugiki-uninstall"}, &d); err != nil {
-			return err
-		}
-		if d.Status.NumberAvailable != 1 {
-			out, err := c.Kubectl("logs", "-n", "tsugiki", "daemonset/tsugiki-uninstall", "-c", "uninstall")
-			return errors.Join(fmt.Errorf("it is not taken away: %s\n%s", out, c.describe("tsugiki")), err)
-		}
-		return nil
-	})
-	if now := c.readNode(containerdConfig); now != before {
-		c.t.Errorf("containerd's configuration was\n%s\nand is\n%s", before, now)
-	}
-	for _, path := range []string{"/opt/tsugiki", "/etc/tsugiki", "/run/tsugiki", "/var/lib/tsugiki"} {
-		if _, err := os.Stat(c.Rig.Outside(path)); !errors.Is(err, fs.ErrNotExist) {
-			c.t.Errorf("%s is left: %v", path, err)
-		}
-	}
-	if left := slices.Sorted(maps.Values(c.processes())); len(left) > 0 {
-		c.t.Errorf("processes are left: %v", left)
-	}
-	groups, err := filepath.Glob("/sys/fs/cgroup/*/" + filepath.Base(c.Rig.Group()) + "/tsugiki")
-	if err != nil || len(groups) > 0 {
-		c.t.Errorf("groups are left: %v, %v", groups, err)
-	}
+	c.served(c.hostPort(c.openFour()))
+	c.says("PONG\n", "four", "redis-cli", "-h", c.virtualAddress().String(), "ping")
+	c.served(c.service("web"))
+	l.goOn()
 }

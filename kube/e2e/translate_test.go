@@ -47,9 +47,10 @@ spec:
 // six is the name of the remote, which has an address of IPv6 alone.
 const six = "six.example"
 
-// testTranslated has a pod whose programs use IPv4: nginx, which listens at 0.0.0.0, and redis-cli, which
-// asks for IPv4 addresses first. The servers of the remote listen at its address of IPv6 alone.
-func (c *cluster) testTranslated() {
+// openFour has a pod whose programs use IPv4, until the subtest ends: nginx, which listens at 0.0.0.0, and
+// redis-cli, which asks for IPv4 addresses first. The servers of the remote listen at its address of IPv6 alone.
+func (c *cluster) openFour() *corev1.Pod {
+	c.t.Helper()
 	c.serveNames()
 	for _, port := range []string{"6379", "6380"} {
 		kubetest.Run(c.t, c.Remote, "redis-server", "--port", port, "--bind", testkit.RemoteAddr6.String(), "--save", "", "--protected-mode", "no")
@@ -74,6 +75,12 @@ func (c *cluster) testTranslated() {
 	p := c.pods("four")[0]
 	c.grafted(&p)
 	c.hasNoNetwork(&p)
+	return &p
+}
+
+// testTranslated has such a pod, and changes what it is given.
+func (c *cluster) testTranslated() {
+	p := c.openFour()
 
 	// The virtual address is one of IPv4. The server sees the node's address of IPv6.
 	virtual := c.virtualAddress()
@@ -85,9 +92,9 @@ func (c *cluster) testTranslated() {
 	c.walled(virtual)
 
 	// The pod's server listens at 0.0.0.0, and at the node's address of IPv6 for others.
-	body, err := get(c.Remote, "http://"+c.hostPort(&p)+"/?translated")
-	if err != nil || body != "hello\n" || !strings.HasPrefix(c.hostPort(&p), "["+testkit.HostAddr6.String()+"]:") {
-		c.t.Errorf("the pod's server at %s answers %q, %v", c.hostPort(&p), body, err)
+	body, err := get(c.Remote, "http://"+c.hostPort(p)+"/?translated")
+	if err != nil || body != "hello\n" || !strings.HasPrefix(c.hostPort(p), "["+testkit.HostAddr6.String()+"]:") {
+		c.t.Errorf("the pod's server at %s answers %q, %v", c.hostPort(p), body, err)
 	}
 	testkit.Eventually(c.t, func() error {
 		log, err := c.Kubectl("logs", "-n", "shop", "four")

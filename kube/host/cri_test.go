@@ -12,25 +12,6 @@ import (
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 )
 
-func TestHasHandler(t *testing.T) {
-	for name, tt := range map[string]struct {
-		status *cri.StatusResponse
-		want   bool
-		err    bool
-	}{
-		"containerd 1.6":         {&cri.StatusResponse{Info: map[string]string{"config": `{"containerd":{"runtimes":{"runc":{},"tsugiki":{"runtimeType":"io.containerd.runc.v2"}}}}`}}, true, false},
-		"containerd 1.6 without": {&cri.StatusResponse{Info: map[string]string{"config": `{"containerd":{"runtimes":{"runc":{}}}}`}}, false, false},
-		"containerd 2":           {&cri.StatusResponse{RuntimeHandlers: []*cri.RuntimeHandler{{Name: ""}, {Name: "tsugiki"}}}, true, false},
-		"containerd 2 without":   {&cri.StatusResponse{RuntimeHandlers: []*cri.RuntimeHandler{{Name: "runc"}}}, false, false},
-		"nothing":                {&cri.StatusResponse{}, false, true},
-	} {
-		got, err := hasHandler(tt.status, "tsugiki")
-		if got != tt.want || (err != nil) != tt.err {
-			t.Errorf("%s: %v, %v", name, got, err)
-		}
-	}
-}
-
 // runtimeService is a containerd with pods.
 type runtimeService struct {
 	cri.UnimplementedRuntimeServiceServer
@@ -72,7 +53,7 @@ func TestPodsOf(t *testing.T) {
 	add("of-the-default", "", ready, cri.ContainerState_CONTAINER_RUNNING)
 	add("ended", "tsugiki", notReady, cri.ContainerState_CONTAINER_EXITED)
 	for _, want := range [][]string{nil, {"n/sandbox-alone"}, {"n/container-alone", "n/sandbox-alone"}, {"n/container-alone", "n/of-another-name", "n/sandbox-alone"}} {
-		got, err := PodsOf(t.Context(), socket, "tsugiki", "/opt/r")
+		got, err := PodsOf(t.Context(), socket, []string{"tsugiki"}, "/opt/r")
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -88,7 +69,7 @@ func TestPodsOf(t *testing.T) {
 			add("of-another-name", "other", ready, cri.ContainerState_CONTAINER_RUNNING)
 		}
 	}
-	if _, err := PodsOf(t.Context(), socket+".none", "tsugiki", "/opt/r"); err == nil {
+	if _, err := PodsOf(t.Context(), socket+".none", nil, "/opt/r"); err == nil {
 		t.Error("nobody answers, and there is no error")
 	}
 }

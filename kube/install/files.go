@@ -2,64 +2,13 @@ package install
 
 import (
 	"bytes"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"io/fs"
 	"os"
 	"path/filepath"
-	"slices"
 )
-
-// recordFile is the record of what was installed, in Prefix.
-const recordFile = "installed.json"
-
-// record is what was written on the node: the files in Prefix, and digests of the agent's
-// configuration.
-type record struct {
-	Files   []string `json:"files"`
-	Configs []string `json:"configs"`
-}
-
-func (o *Options) readRecord() (r record, err error) {
-	path := o.node(filepath.Join(Prefix, recordFile))
-	text, err := os.ReadFile(path)
-	if errors.Is(err, fs.ErrNotExist) {
-		return r, nil
-	}
-	if err == nil {
-		err = json.Unmarshal(text, &r)
-	}
-	for _, name := range r.Files {
-		if err == nil && !filepath.IsLocal(name) {
-			err = fmt.Errorf("file %q is not in the folder", name)
-		}
-	}
-	if err != nil {
-		return r, fmt.Errorf("read the record of an earlier installation, %s: %w", path, err)
-	}
-	return r, nil
-}
-
-func (o *Options) writeRecord(r record) error {
-	for _, list := range []*[]string{&r.Files, &r.Configs} {
-		slices.Sort(*list)
-		*list = slices.DeleteFunc(slices.Compact(*list), func(s string) bool { return s == "" })
-	}
-	text, err := json.MarshalIndent(r, "", "\t")
-	if err != nil {
-		return err
-	}
-	path := o.node(filepath.Join(Prefix, recordFile))
-	if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-		return err
-	}
-	return replace(path, func(f *os.File) error {
-		_, err := f.Write(append(text, '\n'))
-		return errors.Join(err, f.Chmod(0o644))
-	})
-}
 
 // files lists regular files and symbolic links below a folder.
 func files(folder string) (list []string, err error) {
@@ -77,49 +26,101 @@ func files(folder string) (list []string, err error) {
 	return list, err
 }
 
-// copy has a file of the node be that of the image. An equal one is not written: programs may run
-// of it, and others map it.
-func (o *Options) copy(name string) error {
-	from, to := filepath.Join("/", o.Image, Prefix, name), o.node(filepath.Join(Prefix, name))
-	if err := os.MkdirAll(filepath.Dir(to), 0o755); err != nil {
-		return err
-	}
-	st, err := os.Lstat(from)
-	if err != nil {
-		return err
-	}
-	if st.Mode().Type() == fs.ModeSymlink {
-		return copyLink(from, to)
-	}
-	if is, err := same(from, to); err != nil || is {
-		return err
-	}
-	source, err := os.Open(from)
-	if err != nil {
-		return err
-	}
-	defer source.Close()
-	return replace(to, func(f *os.File) error {
-		_, err := io.Copy(f, source)
-		return errors.Join(err, f.Chmod(st.Mode().Perm()))
-	})
+// change is a file that is written beside its place, and takes the place later by a rename. An equal file
+// is not written: programs may run of it, and others map it.
+type change struct {
+	path  string
+	top   string             // a folder around it that stays when it is empty
+	write func(string) error // writes the file at a path
 }
 
-func copyLink(from, to string) error {
-	target, err := os.Readlink(from)
+// atStep is called when something on the disk has changed. Tests end the process there.
+var atStep = func() {}
+
+// next is where a file is written before it takes its place. One process installs at a time.
+func next(path string) string { return path + ".next" }
+
+// stage writes all files beside their places. When it fails, nothing of them is left: a disk that is full
+// has the files of before.
+func stage(list []change) (err error) {
+	for i, c := range list {
+		if err = os.MkdirAll(filepath.Dir(c.path), 0o755); err == nil {
+			err = c.write(next(c.path))
+		}
+		if err != nil {
+			return errors.Join(fmt.Errorf("write %s: %w", c.path, err), unstage(list[:i+1]))
+		}
+		atStep()
+	}
+	return nil
+}
+
+// unstage removes what stage has written, with the folders that it has made.
+func unstage(list []change) (err error) {
+	for _, c := range list {
+		err = errors.Join(err, removeFile(next(c.path)))
+		removeEmpty(filepath.Dir(c.path), c.top)
+	}
+	return err
+}
+
+// commit has the files take their places.
+func commit(list []change) error {
+	for _, c := range list {
+		if err := os.Rename(next(c.path), c.path); err != nil {
+			return err
+		}
+		atStep()
+	}
+	return nil
+}
+
+// copied is the change that has a file be as another one, or a link be a link to the same. It is none if
+// the file is so already.
+func copied(from, to, top string) ([]change, error) {
+	st, err := os.Lstat(from)
+	if err != nil {
+		return nil, err
+	}
+	if st.Mode().Type() == fs.ModeSymlink {
+		target, err := os.Readlink(from)
+		if now, none := os.Readlink(to); err != nil || none == nil && now == target {
+			return nil, err
+		}
+		return []change{{to, top, func(path string) error {
+			if err := removeFile(path); err != nil {
+				return err
+			}
+			return os.Symlink(target, path)
+		}}}, nil
+	}
+	if is, err := same(from, to); err != nil || is {
+		return nil, err
+	}
+	return []change{{to, top, func(path string) error {
+		source, err := os.Open(from)
+		if err != nil {
+			return err
+		}
+		defer source.Close()
+		return create(path, source, st.Mode().Perm())
+	}}}, nil
+}
+
+// text is the change that has a file have a content.
+func text(path, top string, content []byte, mode fs.FileMode) change {
+	return change{path, top, func(path string) error { return create(path, bytes.NewReader(content), mode) }}
+}
+
+// create writes a file onto the disk.
+func create(path string, content io.Reader, mode fs.FileMode) error {
+	f, err := os.Create(path)
 	if err != nil {
 		return err
 	}
-	if now, err := os.Readlink(to); err == nil && now == target {
-		return nil
-	}
-	if err := os.Remove(next(to)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return err
-	}
-	if err := os.Symlink(target, next(to)); err != nil {
-		return err
-	}
-	return os.Rename(next(to), to)
+	_, err = io.Copy(f, content)
+	atStep()
+	return errors.Join(err, f.Chmod(mode), f.Sync(), f.Close())
 }
 
 // same tells whether two files have the same mode and content. The second one need not exist.
@@ -144,37 +145,27 @@ func same(a, b string) (bool, error) {
 	return bytes.Equal(texts[0], texts[1]), nil
 }
 
-// next is where a file is written before it takes its place. One process installs at a time.
-func next(path string) string { return path + ".next" }
+// remove removes a file that may be gone, and what a killed process has left of a newer one. Folders
+// that are empty then are removed too, up to top.
+func remove(path, top string) error {
+	err := errors.Join(removeFile(path), removeFile(next(path)))
+	atStep()
+	removeEmpty(filepath.Dir(path), top)
+	return err
+}
 
-// replace writes a new file, and renames it to the path when it is on the disk.
-func replace(path string, write func(*os.File) error) error {
-	f, err := os.Create(next(path))
-	if err != nil {
+// removeFile removes a file that may be gone.
+func removeFile(path string) error {
+	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
 		return err
-	}
-	err = errors.Join(write(f), f.Sync(), f.Close())
-	if err == nil {
-		err = os.Rename(f.Name(), path)
-	}
-	if err != nil {
-		return errors.Join(err, os.Remove(f.Name()))
 	}
 	return nil
 }
 
-// remove removes a file that may be gone, and what a killed process has left of a newer one. Folders
-// that are empty then are removed too, up to top. Mounts of a pod stay: they are in use.
-func remove(path, top string) error {
-	for _, p := range []string{path, next(path)} {
-		if err := os.Remove(p); err != nil && !errors.Is(err, fs.ErrNotExist) {
-			return err
-		}
+// removeEmpty removes a folder if it is empty, and those around it, up to top, which stays. Mounts of a pod
+// stay: they are in use.
+func removeEmpty(dir, top string) {
+	for dir != top && os.Remove(dir) == nil {
+		dir = filepath.Dir(dir)
 	}
-	for dir := path; dir != top; {
-		if dir = filepath.Dir(dir); os.Remove(dir) != nil {
-			break
-		}
-	}
-	return nil
 }

@@ -1,5 +1,6 @@
 // Package install owns what a pod writes on its node: the programs below one folder, the agent's
-// configuration, and the entry in containerd's. It writes them, and removes them again.
+// configuration, the network of pods whose IPv4 is translated, and the entry in containerd's
+// configuration. It writes them, and removes them again.
 //
 // It starts no program, and tells containerd nothing. It needs no privilege but to write in the
 // folders, and runs on any kernel. A file is the old one or the new one at any time, so programs that
@@ -13,6 +14,7 @@ import (
 	"fmt"
 	"io/fs"
 	"log/slog"
+	"maps"
 	"os"
 	"path/filepath"
 	"slices"
@@ -26,6 +28,9 @@ const Prefix = "/opt/tsugiki"
 // Runtime is the program that containerd calls, on the node.
 const Runtime = Prefix + "/bin/tsugiki-runtime"
 
+// Handlers are the names of our runtimes in containerd's configuration.
+var Handlers = []string{setup.Name, setup.TranslateName}
+
 // agentConfig is the agent's configuration on the node, which tsugiki-runtime reads, too.
 const agentConfig = "/etc/tsugiki/agent.toml"
 
@@ -38,187 +43,181 @@ type Options struct {
 	Root       string // the folder that has the node's; "": /
 	Config     string // the file with the agent's configuration; "": the node's own stays
 	Containerd string // containerd's configuration on the node; "": it is left alone
-	Log        *slog.Logger
+	Socket     string // containerd's, on the node; for the record
+	// Translate has the node get the runtime of pods whose IPv4 is translated, and their network.
+	Translate bool
+	// PluginDir is the folder of the node that gets the network plugin for that.
+	PluginDir string
+	Log       *slog.Logger
 }
 
 // node returns the place of a path of the node.
 func (o *Options) node(path string) string { return filepath.Join("/", o.Root, path) }
 
-// remove removes a file of the programs.
-func (o *Options) remove(name string) error {
-	top := o.node(Prefix)
-	return remove(filepath.Join(top, name), top)
+// clean has paths be as those that they are compared with.
+func (o *Options) clean() {
+	for _, path := range []*string{&o.Containerd, &o.PluginDir} {
+		if *path != "" {
+			*path = filepath.Clean(*path)
+		}
+	}
+}
+
+// top is the folder around the programs' folder.
+func (o *Options) top() string { return o.node(filepath.Dir(Prefix)) }
+
+// plan is what an installation changes.
+type plan struct {
+	after   record
+	changes []change
+	gone    []string // files of the programs
+	told    setup.Change
 }
 
 // Install writes what the options say. What is there already stays untouched, so that a second call
-// changes nothing. Files of an earlier installation that are no more in the image are removed. If
-// containerd's configuration cannot be changed, the first call fails; a later one says so in the log alone.
+// changes nothing. Files of an earlier installation that are no more in the image are removed. When it
+// fails before all files are on the disk, the node is as it was. If containerd's configuration cannot be
+// changed, the first call fails; a later one says so in the log alone.
 func Install(o Options) error {
-	list, err := files(filepath.Join("/", o.Image, Prefix))
+	o.clean()
+	release, err := o.lock()
 	if err != nil {
-		return fmt.Errorf("read the programs of the image: %w", err)
+		return err
 	}
+	defer release()
+	atStep()
 	before, err := o.readRecord()
 	if err != nil {
 		return err
 	}
-	config, err := o.config(before)
+	p, err := o.plan(before)
 	if err != nil {
 		return err
 	}
-	change, err := o.addRuntime()
-	if len(before.Files) > 0 && err != nil {
-		// containerd may know the runtime, whatever its file has become, and pods wait for the agent.
-		o.Log.Error("containerd's configuration stays as it is", "err", err)
-		change, err = setup.Change{}, nil
-	}
-	if err != nil {
+	if err := o.sweep(before.and(p.after)); err != nil {
 		return err
 	}
 	// Whoever comes after a crash in the middle finds what may have been written.
-	if err := o.writeRecord(record{append(before.Files, list...), append(before.Configs, config.digest)}); err != nil {
+	if err := o.writeRecord(before.and(p.after)); err != nil {
 		return err
 	}
-	for _, name := range list {
-		if err := o.copy(name); err != nil {
-			return fmt.Errorf("install %s: %w", name, err)
+	if err := stage(p.changes); err != nil {
+		return errors.Join(err, o.restore(before))
+	}
+	if err := commit(p.changes); err != nil {
+		return err
+	}
+	for _, name := range p.gone {
+		if err := remove(o.node(filepath.Join(Prefix, name)), o.top()); err != nil {
+			return err
 		}
+	}
+	if !p.told.IsNone() {
+		o.Log.Info("containerd gets our runtimes when it starts the next time", "file", o.Containerd, "runtimes", p.after.Runtimes)
+		if err := p.told.Apply(); err != nil {
+			return err
+		}
+		atStep()
+	}
+	return o.writeRecord(p.after)
+}
+
+// restore writes the record of before.
+func (o *Options) restore(before record) error {
+	if before.Files == nil {
+		return remove(o.recordPath(), o.top())
+	}
+	return o.writeRecord(before)
+}
+
+// sweep removes what a killed process has left beside the files of a record.
+func (o *Options) sweep(r record) (err error) {
+	paths := slices.Collect(maps.Keys(r.Others))
+	for _, name := range append(slices.Clone(r.Files), restartFile, recordFile) {
+		paths = append(paths, filepath.Join(Prefix, name))
+	}
+	for _, path := range paths {
+		err = errors.Join(err, removeFile(next(o.node(path))))
+	}
+	for _, file := range r.Containerd {
+		err = errors.Join(err, o.engine(file).Sweep())
+	}
+	return err
+}
+
+// plan finds what there is to do, and changes nothing.
+func (o *Options) plan(before record) (p plan, err error) {
+	folder := filepath.Join("/", o.Image, Prefix)
+	if p.after.Files, err = files(folder); err != nil {
+		return p, fmt.Errorf("read the programs of the image: %w", err)
+	}
+	for _, name := range p.after.Files {
+		c, err := copied(filepath.Join(folder, name), o.node(filepath.Join(Prefix, name)), o.top())
+		if err != nil {
+			return p, fmt.Errorf("install %s: %w", name, err)
+		}
+		p.changes = append(p.changes, c...)
 	}
 	for _, name := range before.Files {
-		if !slices.Contains(list, name) {
-			if err := o.remove(name); err != nil {
-				return err
-			}
+		if !slices.Contains(p.after.Files, name) {
+			p.gone = append(p.gone, name)
 		}
 	}
-	if err := config.write(); err != nil {
-		return err
+	// What is not wanted any more stays until all is removed: containerd asks for the plugin of pods that
+	// run, and whoever has written a configuration since then keeps it.
+	p.after.Others, p.after.Socket = before.Others, o.Socket
+	if err := o.planConfig(&p, before); err != nil {
+		return p, err
 	}
-	if !change.IsNone() {
-		o.Log.Info("containerd gets the runtime tsugiki when it starts the next time", "file", o.Containerd)
-		if err := change.Apply(); err != nil {
-			return err
-		}
-	}
-	return o.writeRecord(record{list, []string{config.digest}})
+	return p, o.planContainerd(&p, before)
 }
 
-// configuration is that of the agent, to be written.
-type configuration struct {
-	path   string
-	text   []byte // nil: nothing is written
-	digest string
-}
-
-// config reads the agent's configuration. It refuses to replace a file of somebody else.
-func (o *Options) config(r record) (configuration, error) {
-	c := configuration{path: o.node(agentConfig)}
+// planConfig has the node's agent get its configuration. It refuses to replace a file of somebody else.
+func (o *Options) planConfig(p *plan, before record) error {
 	if o.Config == "" {
-		return c, nil
-	}
-	text, err := os.ReadFile(o.Config)
-	if err != nil {
-		return c, fmt.Errorf("read the agent's configuration: %w", err)
-	}
-	c.digest = digest(text)
-	now, err := os.ReadFile(c.path)
-	switch {
-	case errors.Is(err, fs.ErrNotExist):
-		c.text = text
-	case err != nil:
-		return c, err
-	case digest(now) == c.digest:
-	case slices.Contains(r.Configs, digest(now)):
-		c.text = text
-	default:
-		return c, fmt.Errorf("%s: %w: if the node has Tsugiki's package, leave the agent to it (agent.install=false of the chart); otherwise remove the file", agentConfig, ErrForeign)
-	}
-	return c, nil
-}
-
-func (c configuration) write() error {
-	if c.text == nil {
 		return nil
 	}
-	if err := os.MkdirAll(filepath.Dir(c.path), 0o755); err != nil {
-		return err
-	}
-	return replace(c.path, func(f *os.File) error {
-		_, err := f.Write(c.text)
-		return errors.Join(err, f.Chmod(0o644))
-	})
-}
-
-func digest(text []byte) string { return fmt.Sprintf("%x", sha256.Sum256(text)) }
-
-// containerd finds the file with its configuration. A symbolic link leads to a file that whoever
-// manages the node writes anew.
-func (o *Options) containerd() (setup.Engine, error) {
-	engine, _ := setup.Find("containerd")
-	engine.File = o.node(o.Containerd)
-	if st, err := os.Lstat(engine.File); err == nil && !st.Mode().IsRegular() {
-		return engine, fmt.Errorf("%s is no regular file: add the runtime where it comes from, and leave it alone here (containerd.config= of the chart)", o.Containerd)
-	}
-	return engine, nil
-}
-
-// addRuntime returns the change that has containerd's configuration name the runtime.
-func (o *Options) addRuntime() (setup.Change, error) {
-	if o.Containerd == "" {
-		return setup.Change{}, nil
-	}
-	engine, err := o.containerd()
+	content, err := os.ReadFile(o.Config)
 	if err != nil {
-		return setup.Change{}, err
+		return fmt.Errorf("read the agent's configuration: %w", err)
 	}
-	return engine.Add(Runtime)
+	err = o.planOther(p, before, agentConfig, content, 0o644)
+	if errors.Is(err, ErrForeign) {
+		err = fmt.Errorf("%w: if the node has Tsugiki's package, leave the agent to it (agent.install=false of the chart); otherwise remove the file", err)
+	}
+	return err
 }
 
-// Installed tells whether the node has an installation, or a part of one, that Uninstall removes.
-func (o *Options) Installed() (bool, error) {
-	_, err := os.Stat(o.node(filepath.Join(Prefix, recordFile)))
-	if errors.Is(err, fs.ErrNotExist) {
-		return false, nil
-	}
-	return err == nil, err
-}
-
-// Uninstall removes what Install has written. A configuration that was changed since then stays. Without a
-// record it does nothing: what is there is of somebody else.
-func Uninstall(o Options) error {
-	if is, err := o.Installed(); err != nil || !is {
-		return err
-	}
-	r, err := o.readRecord()
+// planOther has a file outside of Prefix get a content. A file that no earlier installation has written stays:
+// it is ErrForeign, or, if it has this content, as it shall be. Nobody removes it by our record.
+func (o *Options) planOther(p *plan, before record, path string, content []byte, mode fs.FileMode) error {
+	now, err := digestOf(o.node(path))
 	if err != nil {
 		return err
 	}
-	if o.Containerd != "" {
-		engine, err := o.containerd()
-		if err != nil {
-			return err
+	want := digest(content)
+	if now != "" && !slices.Contains(before.Others[path], now) {
+		if now == want {
+			return nil
 		}
-		change, err := engine.Remove()
-		if err == nil && !change.IsNone() {
-			o.Log.Info("containerd has the runtime tsugiki until it starts the next time", "file", o.Containerd)
-			err = change.Apply()
-		}
-		if err != nil {
-			return err
-		}
+		return fmt.Errorf("%s: %w", path, ErrForeign)
 	}
-	config := o.node(agentConfig)
-	if text, err := os.ReadFile(config); err == nil && slices.Contains(r.Configs, digest(text)) {
-		if err := remove(config, filepath.Dir(config)); err != nil {
-			return err
-		}
-	} else if err == nil {
-		o.Log.Warn("the agent's configuration is not as it was installed, and stays", "file", agentConfig)
+	if now != want {
+		p.changes = append(p.changes, text(o.node(path), o.around(path), content, mode))
 	}
-	for _, name := range append(r.Files, recordFile) { // the record last
-		if err := o.remove(name); err != nil {
-			return err
-		}
-	}
+	p.after.Others = maps.Clone(p.after.Others)
+	p.after.Others[path] = []string{want}
 	return nil
 }
+
+// around is the folder around a file outside of Prefix that stays when it is empty. That of agentConfig is
+// removed. That of the network stays: containerd watches it, and containerd 2 ends when it is removed
+// (cni_conf_syncer.go, seen in the code of 2.1.5 and 2.4.2).
+func (o *Options) around(path string) string {
+	if path == agentConfig {
+		return o.node(filepath.Dir(filepath.Dir(path)))
+	}
+	return o.node(filepath.Dir(path))
+}
+
+func digest(content []byte) string { return fmt.Sprintf("%x", sha256.Sum256(content)) }

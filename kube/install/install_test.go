@@ -2,6 +2,7 @@ package install
 
 import (
 	"errors"
+	"fmt"
 	"io"
 	"io/fs"
 	"log/slog"
@@ -72,7 +73,7 @@ func node(t *testing.T) Options {
 		Image: filepath.Join(dir, "image"), Root: filepath.Join(dir, "node"), Config: filepath.Join(dir, "agent.toml"),
 		Containerd: "/etc/containerd/config.toml", Log: slog.New(slog.DiscardHandler),
 	}
-	tree(t, o.Image, map[string]string{Prefix + "/bin/tsugiki": "1", Prefix + "/lib/tsugiki/gate": "1", Prefix + "/lib/tsugiki/preload/lib/x.so": "->../../x.so"})
+	tree(t, o.Image, map[string]string{Prefix + "/bin/tsugiki": "1", Prefix + "/bin/tsugiki-cni": "cni 1", Prefix + "/lib/tsugiki/gate": "1", Prefix + "/lib/tsugiki/preload/lib/x.so": "->../../x.so"})
 	tree(t, dir, map[string]string{"agent.toml": "a = 1\n"})
 	tree(t, o.Root, map[string]string{o.Containerd: containerdText, "/opt/other": ""})
 	return o
@@ -102,7 +103,7 @@ func TestInstallation(t *testing.T) {
 		t.Errorf("containerd's configuration: %v\n%s", err, told)
 	}
 	installed := map[string]string{
-		Prefix + "/bin/tsugiki": "1", Prefix + "/lib/tsugiki/gate": "1", Prefix + "/lib/tsugiki/preload/lib/x.so": "->../../x.so",
+		Prefix + "/bin/tsugiki": "1", Prefix + "/bin/tsugiki-cni": "cni 1", Prefix + "/lib/tsugiki/gate": "1", Prefix + "/lib/tsugiki/preload/lib/x.so": "->../../x.so",
 		Prefix + "/installed.json": "", agentConfig: "a = 1\n", o.Containerd: string(told),
 	}
 	want(t, o, installed)
@@ -154,34 +155,29 @@ func TestInstallation(t *testing.T) {
 	}
 }
 
-// A process that was killed in the middle leaves files that the next one, or the removal, finds.
-func TestInstallAfterCrash(t *testing.T) {
-	o := node(t)
-	tree(t, o.Image, map[string]string{Prefix + "/lib/tsugiki/gate": "1", Prefix + "/z": "->x"})
-	if err := os.Remove(filepath.Join(o.Image, Prefix, "z")); err != nil {
-		t.Fatal(err)
-	}
-	// What has no name to be copied to fails in the middle.
-	tree(t, o.Root, map[string]string{Prefix + "/lib/tsugiki/preload": "in the way"})
-	if err := Install(o); err == nil {
-		t.Fatal("a file is in the way of a folder, and nothing has failed")
-	}
-	tree(t, o.Root, map[string]string{Prefix + "/bin/tsugiki.next": "half"})
-	if err := os.Remove(o.node(Prefix + "/lib/tsugiki/preload")); err != nil {
-		t.Fatal(err)
-	}
-	if err := Uninstall(o); err != nil {
-		t.Fatal(err)
-	}
-	want(t, o, map[string]string{o.Containerd: containerdText})
-}
-
 func TestForeignFiles(t *testing.T) {
 	o := node(t)
 	tree(t, o.Root, map[string]string{agentConfig: "of the package\n"})
 	before := read(t, o.Root)
 	if err := Install(o); !errors.Is(err, ErrForeign) || !strings.Contains(err.Error(), "agent.install=false") {
 		t.Errorf("the package's configuration: %v", err)
+	}
+	if diff := cmp.Diff(before, read(t, o.Root)); diff != "" {
+		t.Errorf("something was written:\n%s", diff)
+	}
+
+	// One that is equal is of somebody else, too. A link leads elsewhere in a container.
+	o = node(t)
+	tree(t, o.Root, map[string]string{agentConfig: "a = 1\n"})
+	install(t, o)
+	if err := Uninstall(o); err != nil {
+		t.Fatal(err)
+	}
+	want(t, o, map[string]string{o.Containerd: containerdText, agentConfig: "a = 1\n"})
+	tree(t, o.Root, map[string]string{agentConfig: "->/nix/store/agent.toml"})
+	before = read(t, o.Root)
+	if err := Install(o); !errors.Is(err, ErrForeign) {
+		t.Errorf("the agent's configuration is a link: %v", err)
 	}
 	if diff := cmp.Diff(before, read(t, o.Root)); diff != "" {
 		t.Errorf("something was written:\n%s", diff)
@@ -231,14 +227,94 @@ func TestInstallGoesOnWithoutContainerd(t *testing.T) {
 	}
 }
 
-// On a node with the package, containerd's entry is of tsugiki setup. No record, no removal.
-func TestUninstallWithoutRecord(t *testing.T) {
+// A node that the first version has installed on is brought to this one, and all is removed.
+func TestRecordOfFirstVersion(t *testing.T) {
+	for _, upgrade := range []bool{true, false} {
+		o := node(t)
+		install(t, o)
+		record := fmt.Sprintf(`{"files": ["bin/tsugiki", "bin/tsugiki-cni", "lib/tsugiki/gate", "lib/tsugiki/preload/lib/x.so"], "configs": [%q]}`, digest([]byte("a = 1\n")))
+		tree(t, o.Root, map[string]string{Prefix + "/installed.json": record})
+		if upgrade {
+			tree(t, filepath.Dir(o.Config), map[string]string{"agent.toml": "a = 2\n"})
+			install(t, o)
+			if now := read(t, o.Root)[agentConfig]; now != "a = 2\n" {
+				t.Errorf("the agent's configuration is %q", now)
+			}
+		}
+		if err := Uninstall(Options{Root: o.Root, Log: o.Log}); err != nil {
+			t.Fatal(err)
+		}
+		want(t, o, map[string]string{o.Containerd: containerdText})
+	}
+}
+
+// The folder that should have the node's files is never made.
+func TestNoRoot(t *testing.T) {
 	o := node(t)
-	engine, err := o.containerd()
+	o.Root = filepath.Join(t.TempDir(), "none")
+	if err := Install(o); !errors.Is(err, fs.ErrNotExist) || !strings.Contains(err.Error(), o.Root) {
+		t.Errorf("no root: %v", err)
+	}
+	if _, err := os.Lstat(o.Root); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("it was made: %v", err)
+	}
+}
+
+// containerd's configuration has become a link since. It stays, and all else is removed.
+func TestContainerdLinkedSince(t *testing.T) {
+	o := node(t)
+	install(t, o)
+	tree(t, o.Root, map[string]string{o.Containerd: "->/nix/store/config.toml"})
+	var said strings.Builder
+	o.Log = slog.New(slog.NewTextHandler(&said, nil))
+	if err := Uninstall(o); err != nil || !strings.Contains(said.String(), "remove our runtimes by hand") {
+		t.Errorf("%v, and the log is %s", err, said.String())
+	}
+	want(t, o, map[string]string{o.Containerd: "->/nix/store/config.toml"})
+}
+
+// A tool has written containerd's configuration anew, without comments. Our tables are known by their program.
+func TestContainerdWithoutMarks(t *testing.T) {
+	o := translating(t)
+	before := read(t, o.Root)[o.Containerd]
+	install(t, o)
+	var lines []string
+	for line := range strings.Lines(read(t, o.Root)[o.Containerd]) {
+		if !strings.HasPrefix(line, "#") {
+			lines = append(lines, line)
+		}
+	}
+	tree(t, o.Root, map[string]string{o.Containerd: strings.Join(lines, "")})
+	if err := Uninstall(o); err != nil {
+		t.Fatal(err)
+	}
+	if now := read(t, o.Root)[o.Containerd]; strings.Contains(now, "tsugiki") || !strings.HasPrefix(now, before) {
+		t.Errorf("containerd's configuration is\n%s", now)
+	}
+}
+
+// The record of the first version does not say that containerd was left alone. A block of tsugiki setup, whose
+// program is the package's, stays.
+func TestBlockOfAnotherProgram(t *testing.T) {
+	o := node(t)
+	change, err := o.engine(o.Containerd).Add("/usr/bin/tsugiki-runtime")
+	if err == nil {
+		err = change.Apply()
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	change, err := engine.Add("/usr/bin/tsugiki-runtime")
+	tree(t, o.Root, map[string]string{Prefix + "/installed.json": `{"files": [], "configs": []}`})
+	if err := Uninstall(o); err != nil {
+		t.Fatal(err)
+	}
+	want(t, o, map[string]string{o.Containerd: string(change.After)})
+}
+
+// On a node with the package, containerd's entry is of tsugiki setup. No record, no removal.
+func TestUninstallWithoutRecord(t *testing.T) {
+	o := node(t)
+	change, err := o.engine(o.Containerd).Add("/usr/bin/tsugiki-runtime")
 	if err == nil {
 		err = change.Apply()
 	}
@@ -260,7 +336,7 @@ func TestInstallProgramsAlone(t *testing.T) {
 	o.Config, o.Containerd = "", ""
 	install(t, o)
 	want(t, o, map[string]string{
-		Prefix + "/bin/tsugiki": "1", Prefix + "/lib/tsugiki/gate": "1", Prefix + "/lib/tsugiki/preload/lib/x.so": "->../../x.so",
+		Prefix + "/bin/tsugiki": "1", Prefix + "/bin/tsugiki-cni": "cni 1", Prefix + "/lib/tsugiki/gate": "1", Prefix + "/lib/tsugiki/preload/lib/x.so": "->../../x.so",
 		Prefix + "/installed.json": "", "/etc/containerd/config.toml": containerdText,
 	})
 }

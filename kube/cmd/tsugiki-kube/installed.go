@@ -22,9 +22,6 @@ import (
 	"github.com/tsugiki/tsugiki/kube/install"
 )
 
-// handler is the name of the runtime in containerd's configuration.
-const handler = "tsugiki"
-
 // agentProgram is the agent of the node.
 const agentProgram = install.Prefix + "/bin/tsugiki"
 
@@ -33,10 +30,6 @@ const stateDir = "/var/lib/tsugiki"
 
 // askLimit is how long containerd has for an answer. The readiness probe has less.
 const askLimit = 30 * time.Second
-
-// errUnknown says that containerd does not know the runtime, and what to do.
-var errUnknown = errors.New("containerd has not read its configuration since the runtime tsugiki is in it: " +
-	"restart containerd on this node (systemctl restart containerd; containers run on)")
 
 // onNode are the commands of a container that has to do with its node, and with no API server.
 var onNode = map[string]func(args []string) error{
@@ -52,17 +45,22 @@ var onNode = map[string]func(args []string) error{
 // nodeFlags are those of the commands above.
 type nodeFlags struct {
 	*flag.FlagSet
-	containerd, socket string
-	unit               string
+	socket, unit, root string
 }
 
 func newNodeFlags(command string) *nodeFlags {
 	f := &nodeFlags{FlagSet: flag.NewFlagSet(command, flag.ContinueOnError)}
 	f.SetOutput(io.Discard)
-	f.StringVar(&f.containerd, "containerd-config", "/etc/containerd/config.toml", "")
 	f.StringVar(&f.socket, "containerd", "/run/containerd/containerd.sock", "")
-	f.StringVar(&f.unit, "containerd-unit", "", "")
+	if command != "uninstall" {
+		f.StringVar(&f.root, "root", "/host", "")
+	}
 	return f
+}
+
+// installation is the one of the node.
+func (f *nodeFlags) installation() install.Options {
+	return install.Options{Root: f.root, Log: slog.Default()}
 }
 
 // parse reads the flags. No command has an argument.
@@ -74,6 +72,12 @@ func (f *nodeFlags) parse(args []string) error {
 		return usageError{fmt.Errorf("unexpected argument %q", f.Arg(0))}
 	}
 	return nil
+}
+
+// given tells whether the command line has a flag.
+func (f *nodeFlags) given(name string) (is bool) {
+	f.Visit(func(g *flag.Flag) { is = is || g.Name == name })
+	return is
 }
 
 // usageError is a mistake in the command line.
@@ -93,17 +97,22 @@ func asStatus(status int, err error) error {
 
 func runInstall(args []string) error {
 	f := newNodeFlags("install")
-	root := f.String("root", "/host", "")
-	config := f.String("agent-config", "", "")
+	o := install.Options{Log: slog.Default()}
+	f.StringVar(&o.Config, "agent-config", "", "")
+	f.StringVar(&o.Containerd, "containerd-config", "/etc/containerd/config.toml", "")
+	f.BoolVar(&o.Translate, "translate", false, "")
+	f.StringVar(&o.PluginDir, "plugin-dir", "/opt/cni/bin", "")
 	if err := f.parse(args); err != nil {
 		return err
 	}
-	return install.Install(install.Options{Root: *root, Config: *config, Containerd: f.containerd, Log: slog.Default()})
+	o.Root, o.Socket = f.root, f.socket
+	return install.Install(o)
 }
 
 // runAgent starts the agent of the node, and ends with it.
 func runAgent(args []string) error {
 	f := newNodeFlags("agent")
+	f.StringVar(&f.unit, "containerd-unit", "", "")
 	if err := f.parse(args); err != nil {
 		return err
 	}
@@ -117,34 +126,7 @@ func runAgent(args []string) error {
 	return asStatus(host.Run(os.Stderr, agentProgram, "agent"))
 }
 
-// restart has systemd of the node restart containerd, if that does not know the runtime yet.
-// Containers run on meanwhile.
-func (f *nodeFlags) restart() error {
-	if f.unit == "" {
-		return nil
-	}
-	if err := f.knows(); !errors.Is(err, errUnknown) { // one that gives no answer is not restarted for that
-		return err
-	}
-	slog.Info("containerd is started anew, for the runtime tsugiki", "unit", f.unit)
-	if err := asStatus(host.RunInside(os.Stderr, "systemctl", "restart", f.unit)); err != nil {
-		return fmt.Errorf("systemctl restart %s: %w", f.unit, err)
-	}
-	return nil
-}
-
-// knows returns an error that says what to do if containerd does not know the runtime.
-func (f *nodeFlags) knows() error {
-	ctx, cancel := context.WithTimeout(context.Background(), askLimit)
-	defer cancel()
-	known, err := host.KnowsHandler(ctx, f.socket, handler)
-	if err == nil && !known {
-		err = errUnknown
-	}
-	return err
-}
-
-// runReady tells whether pods can be grafted: the agent answers, and containerd knows the runtime.
+// runReady tells whether pods can be grafted: the agent answers, and containerd knows the runtimes.
 func runReady(args []string) error {
 	f := newNodeFlags("ready")
 	if err := f.parse(args); err != nil {
@@ -179,13 +161,20 @@ func runRemove(args []string) error {
 	if err := f.parse(args); err != nil {
 		return err
 	}
-	o := install.Options{Containerd: f.containerd, Log: slog.Default()}
+	o := f.installation()
 	if is, err := o.Installed(); err != nil || !is {
 		slog.Info("tsugiki-kube has installed nothing on this node, and removes nothing")
 		return err
 	}
 	if err := noAgent(api.Dial("")); err != nil {
 		return err
+	}
+	socket, err := o.ContainerdSocket()
+	if err != nil {
+		return err
+	}
+	if !f.given("containerd") && socket != "" {
+		f.socket = socket
 	}
 	if err := errors.Join(noContainers(filepath.Join(api.RunDir, "runtime")), noProcesses("/proc", install.Prefix+"/bin/"), f.noPods()); err != nil {
 		return err
@@ -221,7 +210,7 @@ func noAgent(agent *api.Client) error {
 func (f *nodeFlags) noPods() error {
 	ctx, cancel := context.WithTimeout(context.Background(), askLimit)
 	defer cancel()
-	names, err := host.PodsOf(ctx, f.socket, handler, install.Runtime)
+	names, err := host.PodsOf(ctx, f.socket, install.Handlers, install.Runtime)
 	if err != nil || len(names) == 0 {
 		return err
 	}

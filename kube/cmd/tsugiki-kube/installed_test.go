@@ -1,7 +1,9 @@
 package main
 
 import (
+	"errors"
 	"fmt"
+	"io/fs"
 	"net"
 	"os"
 	"path/filepath"
@@ -81,5 +83,8 @@ func TestOnNode(t *testing.T) {
 		if status := run(strings.Fields(tt.args)); status != tt.status {
 			t.Errorf("%s: status %d, want %d", tt.args, status, tt.status)
 		}
+	}
+	if _, err := os.Lstat("/nowhere"); !errors.Is(err, fs.ErrNotExist) {
+		t.Errorf("/nowhere was made: %v", err)
 	}
 }

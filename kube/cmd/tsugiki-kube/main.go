@@ -25,14 +25,17 @@ and NODE_IPS of the environment.
 
 These are for containers of the DaemonSet, which has the programs of Tsugiki in its image:
 
-  tsugiki-kube install [--root DIR] [--agent-config FILE] [--containerd-config FILE]
+  tsugiki-kube install [--root DIR] [--agent-config FILE] [--containerd-config FILE] [--containerd SOCKET]
+                       [--translate] [--plugin-dir DIR]
       puts the programs and the configuration onto the node, whose folders are mounted in DIR (/host),
-      and the runtime into containerd's configuration ("": none)
-  tsugiki-kube agent [--containerd SOCKET] [--containerd-unit NAME]
-      starts the node's agent, and first the unit of systemd if containerd does not know the runtime
-  tsugiki-kube ready [--containerd SOCKET]
-      tells whether the agent answers, and containerd knows the runtime
-  tsugiki-kube uninstall [--containerd SOCKET] [--containerd-config FILE]
+      and the runtime into containerd's configuration ("": none); with --translate also that of pods
+      whose IPv4 is translated, with tsugiki-cni in containerd's folder of network plugins (/opt/cni/bin)
+  tsugiki-kube agent [--root DIR] [--containerd SOCKET] [--containerd-unit NAME]
+      starts the node's agent, and first restarts the unit of systemd if containerd has not read its
+      configuration since that was changed: once for each change
+  tsugiki-kube ready [--root DIR] [--containerd SOCKET]
+      tells whether the agent answers, and containerd has read its configuration
+  tsugiki-kube uninstall [--containerd SOCKET]
       removes all of that from the node, once no pod needs it
   tsugiki-kube wait
       waits until the pod ends

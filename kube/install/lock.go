@@ -1,0 +1,40 @@
+package install
+
+import (
+	"errors"
+	"fmt"
+	"os"
+
+	"golang.org/x/sys/unix"
+)
+
+// lock waits until no other process installs or removes: two pods of a DaemonSet may be there at once. The
+// kernel releases the lock when the process ends. The folder of the programs is made if it is not there, and that
+// of the node's files is not.
+func (o *Options) lock() (release func(), err error) {
+	if _, err := os.Stat(o.node("/")); err != nil {
+		return nil, fmt.Errorf("find the node's files: %w", err)
+	}
+	for {
+		if err := os.MkdirAll(o.node(Prefix), 0o755); err != nil {
+			return nil, err
+		}
+		f, err := os.Open(o.node(Prefix))
+		if err != nil {
+			return nil, err
+		}
+		for err = unix.EINTR; errors.Is(err, unix.EINTR); {
+			err = unix.Flock(int(f.Fd()), unix.LOCK_EX)
+		}
+		if err != nil {
+			f.Close()
+			return nil, &os.PathError{Op: "lock", Path: f.Name(), Err: err}
+		}
+		// Whoever had the lock may have removed the folder.
+		now, err := os.Stat(f.Name())
+		if ours, also := f.Stat(); err == nil && also == nil && os.SameFile(now, ours) {
+			return func() { f.Close() }, nil
+		}
+		f.Close()
+	}
+}
