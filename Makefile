@@ -21,7 +21,7 @@ all: build
 deps: ; scripts/deps.sh
 deps-demo: ; scripts/deps.sh demo
 deps-engines: ; scripts/deps.sh engines
-# Builds Kubernetes, the first time 15 minutes: into .cache/kube, which tests of kube/ look for.
+# Builds Kubernetes, the first time 19 minutes: into .cache/kube, which tests of kube/ look for.
 deps-kube:
 	scripts/deps.sh kube
 	scripts/kube.sh
@@ -46,7 +46,7 @@ build:
 
 # What runs in a cluster: a module of its own, as nothing else is to link Kubernetes' client.
 kube:
-	$(GO) -C kube build -trimpath -o ../bin/kube/ ./cmd/tsugiki-kube
+	$(GO) -C kube build -trimpath -o ../bin/kube/ ./cmd/...
 
 # The image of deploy/, with all programs of a node, as an OCI archive in dist/.
 IMAGE ?= tsugiki-kube:$(VERSION)

@@ -36,6 +36,11 @@ func (d *Daemon) grantFor(ctx context.Context, r *api.Registration) (*api.Grant,
 	if d.grants == nil || r.Engine != engineOfPods || r.Rules != nil {
 		return nil, nil
 	}
+	if r.GrantWithin > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, time.Duration(r.GrantWithin)*time.Millisecond)
+		defer cancel()
+	}
 	g, err := d.grants.Await(ctx, r.Pod)
 	if err != nil {
 		return nil, err

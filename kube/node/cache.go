@@ -54,10 +54,14 @@ func stripPod(object any) (any, error) {
 	if !is {
 		return object, nil
 	}
-	ours := p.Annotations[AnnotationPorts]
+	ours, keep := p.Annotations[AnnotationPorts], keepRunning(p)
 	caches.StripPod(p, ConditionGrafted, grant.ConditionPorts)
+	keep()
 	if ours != "" {
-		p.Annotations = map[string]string{AnnotationPorts: ours}
+		if p.Annotations == nil {
+			p.Annotations = map[string]string{}
+		}
+		p.Annotations[AnnotationPorts] = ours
 	}
 	return p, nil
 }
@@ -65,7 +69,7 @@ func stripPod(object any) (any, error) {
 // concerns tells whether an object is a pod that is grafted.
 func (n *Node) concerns(o client.Object) bool {
 	p, is := o.(*corev1.Pod)
-	return is && p.Spec.RuntimeClassName != nil && slices.Contains(n.Classes, *p.Spec.RuntimeClassName)
+	return is && (n.ofOurs(p) || grant.Asks(p))
 }
 
 // podsIn returns the grafted pods of a namespace; all, if the name is empty.

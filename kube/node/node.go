@@ -21,7 +21,7 @@
 //
 // A refusal is put only when a container of the pod has waited for grace, or if the pod has been
 // given something: watches are not ordered among each other, so a pod may come before the policy
-// that was created first.
+// that was created first. A refusal by the pod's specification alone waits for nothing.
 //
 // A grant that the agent cannot carry out (api.ErrInvalid) becomes a refusal with the agent's reason:
 // the pod has neither the rules before nor half of the new ones.
@@ -62,6 +62,7 @@ type Agent interface {
 	DeleteGrant(uid string) error
 	Pods() ([]api.PodState, error)
 	PodEvents(ctx context.Context, each func(api.PodEvent)) error
+	Containers() ([]api.Container, error)
 }
 
 // Options configure a node.
@@ -74,6 +75,8 @@ type Options struct {
 	Free ports.Free
 	// Grace is that of the constant, if it is 0.
 	Grace time.Duration
+	// MissingAfter is that of the constant, if it is 0.
+	MissingAfter time.Duration
 	// Workers is the number of pods at once.
 	Workers int
 	Log     *slog.Logger
@@ -108,12 +111,17 @@ type known struct {
 	restart   map[string][]string // rules that containers do not have, by container
 	because   string              // the reason for one of them
 	decided   *grant.Decision     // of the grant; nil: none
+	grafted   map[string]string   // ids of containers that the agent has had, by name; see annotated.go
+	missing   map[string]string   // ids of containers that run without the agent, by name
 }
 
 // Add adds a node to a manager whose caches are those of CacheOptions.
 func Add(m ctrl.Manager, o Options) (*Node, error) {
 	if o.Grace == 0 {
 		o.Grace = Grace
+	}
+	if o.MissingAfter == 0 {
+		o.MissingAfter = MissingAfter
 	}
 	n := &Node{
 		Options: o, client: m.GetClient(), live: m.GetAPIReader(), events: m.GetEventRecorder("tsugiki"), ports: ports.New(o.Free),

@@ -41,15 +41,15 @@ const messageMax = 1000
 // writeStatus writes the ports and the conditions of a pod, if they are others.
 func (n *Node) writeStatus(ctx context.Context, pod *corev1.Pod, k *known, d *grant.Decision) error {
 	ports := ""
-	if len(d.Served) > 0 {
-		text, err := json.Marshal(d.Served)
+	if served := n.reachable(pod, k, d); len(served) > 0 {
+		text, err := json.Marshal(served)
 		if err != nil {
 			return err
 		}
 		ports = string(text)
 	}
 	var conditions []corev1.PodCondition
-	for _, c := range []*corev1.PodCondition{n.condition(k, d), portsCondition(pod, ports)} {
+	for _, c := range []*corev1.PodCondition{n.condition(pod, k, d), portsCondition(pod, ports)} {
 		if c != nil && changes(pod, c) {
 			conditions = append(conditions, *c)
 		}
@@ -140,7 +140,7 @@ func portsCondition(pod *corev1.Pod, ports string) *corev1.PodCondition {
 	return &c
 }
 
-func (n *Node) condition(k *known, d *grant.Decision) *corev1.PodCondition {
+func (n *Node) condition(pod *corev1.Pod, k *known, d *grant.Decision) *corev1.PodCondition {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	c := corev1.PodCondition{
@@ -152,6 +152,10 @@ func (n *Node) condition(k *known, d *grant.Decision) *corev1.PodCondition {
 		c.Status, c.Reason, c.Message = corev1.ConditionFalse, ReasonRefused, d.Grant.Refused
 	case len(k.restart) > 0:
 		c.Status, c.Reason, c.Message = corev1.ConditionFalse, ReasonRestart, clip("rules need new containers: "+lines(k.restart)+"; "+k.because)
+	case n.annotated(pod):
+		if not := k.notYet(d); not != nil {
+			c = *not
+		}
 	}
 	return &c
 }
