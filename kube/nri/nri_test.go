@@ -192,13 +192,13 @@ func TestConnectsAgain(t *testing.T) {
 // A connection that ends before containerd has configured the plugin does not hold the plugin up.
 func TestEndsEarly(t *testing.T) {
 	a, socket := newFakeAgent(), socketOf(t)
-	r := startRuntime(t, socket, testkit.Patience, &runtime{})
+	r := startRuntime(t, socket, 2*time.Second, &runtime{}) // after which it closes the connection
 	defer r.Stop()
 	road := newRoad(t, socket)
-	road.after(1) // bytes of containerd: less than its first message
+	road.lose("Configure")
 	run(t, a, road.at)
-	<-road.ended
-	road.after(0)
+	<-road.lost
+	road.lose("")
 	if _, err := r.create(pod(), container(), func() bool { return a.has(name) }); err != nil {
 		t.Fatal(err)
 	}

@@ -1,7 +1,9 @@
 package nri
 
 import (
+	"bytes"
 	"context"
+	"encoding/binary"
 	"errors"
 	"io"
 	"log/slog"
@@ -206,17 +208,17 @@ func socketOf(t *testing.T) string {
 
 // road leads from a socket of its own to another one, and can be cut.
 type road struct {
-	at    string
-	ended chan struct{} // a byte for each connection that after has ended
+	at   string
+	lost chan struct{} // for each loss
 
 	mu    sync.Mutex // guards what follows
 	conns []net.Conn
-	limit int64
+	text  string
 }
 
 func newRoad(t *testing.T, to string) *road {
 	t.Helper()
-	r := &road{at: filepath.Join(filepath.Dir(to), "road.sock"), ended: make(chan struct{}, 1024)}
+	r := &road{at: filepath.Join(filepath.Dir(to), "road.sock"), lost: make(chan struct{}, 1024)}
 	l, err := net.Listen("unix", r.at)
 	if err != nil {
 		t.Fatal(err)
@@ -235,32 +237,43 @@ func newRoad(t *testing.T, to string) *road {
 			}
 			r.mu.Lock()
 			r.conns = append(r.conns, from, conn)
-			limit := r.limit
+			text := r.text
 			r.mu.Unlock()
-			go r.carry(conn, from, 0)
-			go r.carry(from, conn, limit)
+			go r.carry(conn, from, "")
+			go r.carry(from, conn, text)
 		}
 	}()
 	return r
 }
 
-// carry copies until one side ends, or after some bytes.
-func (r *road) carry(to, from net.Conn, limit int64) {
-	if limit == 0 {
-		_, _ = io.Copy(to, from)
-	} else {
-		_, _ = io.CopyN(to, from, limit)
-		r.ended <- struct{}{}
+// carry copies messages until one side ends. It loses those that have a text. Before each message are the
+// number of its connection and its length (multiplex of NRI).
+func (r *road) carry(to, from net.Conn, text string) {
+	defer to.Close()
+	defer from.Close()
+	for head := make([]byte, 8); ; {
+		if _, err := io.ReadFull(from, head); err != nil {
+			return
+		}
+		message := make([]byte, binary.BigEndian.Uint32(head[4:]))
+		if _, err := io.ReadFull(from, message); err != nil {
+			return
+		}
+		if text != "" && bytes.Contains(message, []byte(text)) {
+			r.lost <- struct{}{}
+			continue
+		}
+		if _, err := to.Write(append(head, message...)); err != nil {
+			return
+		}
 	}
-	to.Close()
-	from.Close()
 }
 
-// after has connections from now on end after some bytes of the other side; 0: they do not.
-func (r *road) after(bytes int64) {
+// lose has connections from now on lose what has a text; empty: nothing.
+func (r *road) lose(text string) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	r.limit = bytes
+	r.text = text
 }
 
 // cut ends all connections.
