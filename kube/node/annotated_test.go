@@ -89,6 +89,7 @@ func testAnnotated(t *testing.T, w *world) {
 
 // What the specification alone refuses is refused at once, and said if a container runs all the same.
 func testAnnotatedRefused(t *testing.T, w *world) {
+	kubetest.Create(t, w.admin, `{apiVersion: node.k8s.io/v1, kind: RuntimeClass, metadata: {name: kata}, handler: kata}`)
 	p := w.asking("kata", "kata")
 	w.granted(p, refused("has kata"))
 	w.runs(p, "k1")

@@ -8,6 +8,8 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/tsugiki/tsugiki/kube/caches"
@@ -70,6 +72,13 @@ func stripPod(object any) (any, error) {
 func (n *Node) concerns(o client.Object) bool {
 	p, is := o.(*corev1.Pod)
 	return is && (n.ofOurs(p) || grant.Asks(p))
+}
+
+// ofConcern passes events of pods that are grafted, and of those that ask for it no more.
+func (n *Node) ofConcern() predicate.Funcs {
+	p := predicate.NewPredicateFuncs(n.concerns)
+	p.UpdateFunc = func(e event.UpdateEvent) bool { return n.concerns(e.ObjectOld) || n.concerns(e.ObjectNew) }
+	return p
 }
 
 // podsIn returns the grafted pods of a namespace; all, if the name is empty.

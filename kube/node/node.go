@@ -133,7 +133,7 @@ func Add(m ctrl.Manager, o Options) (*Node, error) {
 		return nil, fmt.Errorf("watch for node %s: %w", o.Node.Name, err)
 	}
 	err := ctrl.NewControllerManagedBy(m).Named("pod").
-		For(&corev1.Pod{}, builder.WithPredicates(predicate.NewPredicateFuncs(n.concerns))).
+		For(&corev1.Pod{}, builder.WithPredicates(n.ofConcern())).
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(n.podsWithPeers), builder.WithPredicates(peerChanged)).
 		Watches(&v1alpha1.GraftPolicy{}, handler.EnqueueRequestsFromMapFunc(n.podsOfNamespace), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		Watches(&v1alpha1.GraftEndpoint{}, handler.EnqueueRequestsFromMapFunc(n.podsOfEndpoint), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
