@@ -192,6 +192,7 @@ cover-binaries: deps build
 fuzz:
 	@for p in $$($(GO) list ./...); do for f in $$($(GO) test -list '^Fuzz' $$p | grep ^Fuzz); do \
 		echo "$$p $$f"; $(GO) test -run '^$$' -fuzz "^$$f$$" -fuzztime $(FUZZTIME) $$p || exit 1; done; done
+	$(GO) -C kube test -run '^$$' -fuzz '^FuzzCreateContainer$$' -fuzztime $(FUZZTIME) ./nri
 	$(MAKE) -f native/Makefile fuzz
 
 # With a BPF file system, which not every machine has mounted.

@@ -58,7 +58,7 @@ func bareCluster(t *testing.T) *cluster {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &cluster{t: t}
+	c := &cluster{t: t, whole: t}
 	c.Cluster = kubetest.StartCluster(t, engines.Options{Image: image, Written: []string{"/etc", "/opt", "/var/lib"}})
 	c.run = c.Rig.Outside(api.RunDir)
 	for name, from := range map[string]string{"tsugiki-kube:0.1": bin, "tsugiki-kube:0.2": changed(t, bin)} {
@@ -203,7 +203,7 @@ func (c *cluster) containerd() int {
 	return pid
 }
 
-// restartContainerd does what systemctl restart containerd does.
+// restartContainerd does what systemctl restart containerd does. The new one runs until the whole test ends.
 func (c *cluster) restartContainerd() {
 	c.t.Helper()
 	pid := c.containerd()
@@ -216,7 +216,7 @@ func (c *cluster) restartContainerd() {
 		}
 		return nil
 	})
-	kubetest.Run(c.t, c.Rig, "containerd")
+	kubetest.Run(c.whole, c.Rig, "containerd")
 	c.containerd()
 }
 

@@ -30,7 +30,8 @@ const imageOfKube = "docker.io/library/tsugiki-kube:0.1"
 type cluster struct {
 	*kubetest.Cluster
 	t     *testing.T
-	run   string // the agent's folder
+	whole *testing.T // the test that a subtest is of
+	run   string     // the agent's folder
 	agent *kubetest.Process
 }
 
@@ -74,7 +75,7 @@ func newClusterOf(t *testing.T, values string, change func(*engines.Options)) *c
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	c := &cluster{t: t, run: filepath.Join(dir, "run")}
+	c := &cluster{t: t, whole: t, run: filepath.Join(dir, "run")}
 	o := engines.Options{
 		Image:    image,
 		Runtimes: map[string]string{"tsugiki": filepath.Join(bin, "tsugiki-runtime"), "tsugiki-translate": filepath.Join(bin, "tsugiki-runtime")},
