@@ -42,7 +42,8 @@ type Registration struct {
 	// Pod is the pod of Kubernetes that the container belongs to; nil: it is in none.
 	Pod *Pod `json:"pod,omitempty"`
 	// GrantWithin is how long the registration waits for the grant of its pod, in milliseconds: the
-	// caller has to answer in time. 0, and more than the daemon's own 8 s, stand for these.
+	// caller has to answer in time. 0, and more than the daemon's own 8 s, stand for these. With it, a
+	// daemon without grants refuses the container.
 	GrantWithin int `json:"grantWithin,omitempty"`
 }
 
