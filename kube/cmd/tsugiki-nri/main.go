@@ -4,6 +4,7 @@ package main
 
 import (
 	"context"
+	"errors"
 	"flag"
 	"fmt"
 	"io"
@@ -39,7 +40,7 @@ func run(args []string) int {
 	var level slog.Level
 	f.TextVar(&level, "log-level", slog.LevelInfo, "")
 	if err := f.Parse(args); err != nil || f.NArg() > 0 {
-		if err == flag.ErrHelp {
+		if errors.Is(err, flag.ErrHelp) {
 			fmt.Print(usage)
 			return 0
 		}
