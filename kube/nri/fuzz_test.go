@@ -46,7 +46,7 @@ func FuzzCreateContainer(f *testing.F) {
 		plugin := New(a, silent)
 		got, _, err := plugin.CreateContainer(t.Context(), p, c)
 		switch {
-		case err != nil && (got != nil || !strings.HasPrefix(err.Error(), "tsugiki: ") || strings.Contains(err.Error(), "\n") || strings.Contains(err.Error(), "fault")):
+		case err != nil && (got != nil || !strings.HasPrefix(err.Error(), "tsugiki: ") || strings.Contains(err.Error(), "\n") || strings.Contains(err.Error(), "a fault of tsugiki-nri")):
 			t.Fatalf("%v, %v", got, err)
 		case (got != nil) != (len(a.registered) == 1):
 			t.Fatalf("adjusted is %v, and registered %v", got, a.registered)
