@@ -22,7 +22,7 @@ func (p *Plugin) Configure(_ context.Context, _, runtime, version string) (api.E
 
 // CreateContainer says how containerd is to make a container.
 func (p *Plugin) CreateContainer(_ context.Context, pod *api.PodSandbox, c *api.Container) (a *api.ContainerAdjustment, _ []*api.ContainerUpdate, err error) {
-	err = p.guarded(pod, c, func() (err error) {
+	err = p.guarded(pod, func() (err error) {
 		a, err = p.graft(pod, c)
 		return err
 	})
@@ -41,10 +41,10 @@ func (p *Plugin) StopContainer(_ context.Context, pod *api.PodSandbox, c *api.Co
 // RemoveContainer hears of a container that is removed. If the agent cannot be told, it notices the end
 // of the container itself, and containerd need not wait for that.
 func (p *Plugin) RemoveContainer(_ context.Context, pod *api.PodSandbox, c *api.Container) error {
-	err := p.guarded(pod, c, func() error { return p.forget(pod, c) })
-	if err != nil {
-		p.log.Warn("the agent is not told of the end of a container", "pod", pod.GetNamespace()+"/"+pod.GetName(), "container", c.GetName(), "err", err)
-	}
+	_ = p.guarded(pod, func() error { // nothing of these fails
+		p.unregister(endOf(pod, c))
+		return nil
+	})
 	return nil
 }
 
@@ -54,19 +54,24 @@ func (p *Plugin) Synchronize(_ context.Context, pods []*api.PodSandbox, containe
 	for _, pod := range pods {
 		byID[pod.GetId()] = pod
 	}
+	without := map[end]bool{}
 	for _, c := range containers {
 		pod := byID[c.GetPodSandboxId()]
 		if pod == nil || c.GetLinux().GetSeccompPolicy().GetListenerPath() != "" {
 			continue
 		}
-		_ = p.RemoveContainer(context.Background(), pod, c) // it says itself what fails
+		_ = p.guarded(pod, func() error {
+			without[endOf(pod, c)] = true
+			return nil
+		})
 	}
+	go p.takeBack(without)
 	return nil, nil
 }
 
 // guarded calls a function for a container of a pod that asks to be grafted. Its error is one line, and
 // wraps none that NRI takes for a fault of the connection.
-func (p *Plugin) guarded(pod *api.PodSandbox, c *api.Container, do func() error) (err error) {
+func (p *Plugin) guarded(pod *api.PodSandbox, do func() error) (err error) {
 	defer func() {
 		if cause := recover(); cause != nil {
 			p.log.Error("a fault of tsugiki-nri", "cause", cause, "stack", string(debug.Stack()))

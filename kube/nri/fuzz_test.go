@@ -1,6 +1,7 @@
 package nri
 
 import (
+	"maps"
 	"strings"
 	"testing"
 
@@ -48,12 +49,17 @@ func FuzzCreateContainer(f *testing.F) {
 		switch {
 		case err != nil && (got != nil || !strings.HasPrefix(err.Error(), "tsugiki: ") || strings.Contains(err.Error(), "\n") || strings.Contains(err.Error(), "a fault of tsugiki-nri")):
 			t.Fatalf("%v, %v", got, err)
-		case (got != nil) != (len(a.registered) == 1):
-			t.Fatalf("adjusted is %v, and registered %v", got, a.registered)
 		case got == nil:
+			plugin.free(t.Context(), a.last())
+			if len(a.registered) > 0 {
+				t.Fatalf("not adjusted, and registered %v", a.registered)
+			}
 			return
+		case len(a.registered) != 1:
+			t.Fatalf("adjusted is %v, and registered %v", got, a.registered)
 		}
-		for name := range a.registered {
+		names := maps.Clone(a.registered)
+		for name := range names {
 			if err := agent.CheckName(name); err != nil {
 				t.Fatal(err)
 			}
@@ -65,8 +71,11 @@ func FuzzCreateContainer(f *testing.F) {
 		if before := c.GetLinux().GetSeccompPolicy(); before != nil && !contained(composed, toOCI(before)) {
 			t.Fatalf("%+v allows what %v does not", composed, before)
 		}
-		if _, err := plugin.StopContainer(t.Context(), p, c); err != nil || len(a.registered) > 0 {
-			t.Fatalf("registered stays %v, %v", a.registered, err)
+		if _, err := plugin.StopContainer(t.Context(), p, c); err != nil {
+			t.Fatal(err)
+		}
+		for name := range names {
+			a.lost(t, name)
 		}
 	})
 }

@@ -1,8 +1,10 @@
 package nri
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"time"
 
@@ -24,22 +26,25 @@ func (p *Plugin) graft(pod *api.PodSandbox, c *api.Container) (*api.ContainerAdj
 	if err != nil {
 		return nil, err
 	}
-	if profile != nil && profile.ListenerPath != "" && p.isRegistered(c.GetId()) {
+	l := p.limits.Load()
+	ctx, cancel := context.WithTimeout(context.Background(), l.answer)
+	defer cancel()
+	if profile != nil && profile.ListenerPath != "" && p.isRegistered(ctx, c.GetId()) {
 		return nil, nil // by another tsugiki-nri of this node
 	}
 	r, err := registration(pod, c)
 	if err != nil {
 		return nil, err
 	}
-	l := p.limits.Load()
 	r.GrantWithin = int(l.grant / time.Millisecond)
-	answer, err := p.register(r, l.answer)
+	answer, err := p.register(ctx, r)
 	if err != nil || !answer.Graft {
 		return nil, err
 	}
 	a, err := adjustment(c, profile, answer)
 	if err != nil {
-		return nil, errors.Join(err, p.unregister(answer.Name, r.ID))
+		p.unregister(end{answer.Name, r.ID})
+		return nil, err
 	}
 	return a, nil
 }
@@ -77,9 +82,12 @@ func podOf(pod *api.PodSandbox, c *api.Container) *agent.Pod {
 // errLate says that the agent has not answered in time.
 var errLate = errors.New("the agent has not answered in time; the kubelet tries again")
 
-// register registers a container within a time. An answer that comes later is taken back: containerd does
-// not wait for it.
-func (p *Plugin) register(r agent.Registration, within time.Duration) (agent.Registered, error) {
+// register registers a container before ctx ends. An answer that comes too late is taken back: containerd does not wait
+// for it.
+func (p *Plugin) register(ctx context.Context, r agent.Registration) (agent.Registered, error) {
+	if !p.free(ctx, r.Name) {
+		return agent.Registered{}, errLate
+	}
 	type result struct {
 		answer agent.Registered
 		err    error
@@ -89,53 +97,37 @@ func (p *Plugin) register(r agent.Registration, within time.Duration) (agent.Reg
 		answer, err := p.agent.Register(r)
 		came <- result{answer, err}
 	}()
-	late := time.NewTimer(within)
-	defer late.Stop()
 	select {
 	case got := <-came:
 		if errors.Is(got.err, agent.ErrNoAgent) {
 			got.err = fmt.Errorf("%w; the kubelet tries again", agent.ErrNoAgent)
 		}
 		return got.answer, got.err
-	case <-late.C:
+	case <-ctx.Done():
 	}
 	go func() {
 		got := <-came
 		if got.err == nil && !got.answer.Graft || errors.Is(got.err, agent.ErrRefused) {
 			return
 		}
-		if err := p.unregister(r.Name, r.ID); err != nil {
-			p.log.Warn("a container stays registered that is not made; the agent removes it after two minutes", "container", r.Name, "err", err)
-		}
+		p.takeBack(map[end]bool{{r.Name, r.ID}: true})
 	}()
 	return agent.Registered{}, errLate
 }
 
-// forget unregisters a container.
-func (p *Plugin) forget(pod *api.PodSandbox, c *api.Container) error {
-	name := oci.PodContainer(podOf(pod, c))
-	if name == "" || c.GetId() == "" {
-		return nil
+// isRegistered tells whether the agent has a container, and says so in time.
+func (p *Plugin) isRegistered(ctx context.Context, id string) bool {
+	has := make(chan bool, 1)
+	go func() {
+		list, err := p.agent.Containers()
+		has <- err == nil && slices.ContainsFunc(list, func(c agent.Container) bool { return c.ID == id })
+	}()
+	select {
+	case is := <-has:
+		return is
+	case <-ctx.Done():
+		return false
 	}
-	return p.unregister(name, c.GetId())
-}
-
-func (p *Plugin) unregister(name, id string) error {
-	if err := p.agent.Unregister(name, id); !errors.Is(err, agent.ErrNotFound) {
-		return err
-	}
-	return nil
-}
-
-// isRegistered tells whether the agent has a container.
-func (p *Plugin) isRegistered(id string) bool {
-	list, err := p.agent.Containers()
-	for i := range list {
-		if list[i].ID == id {
-			return err == nil
-		}
-	}
-	return false
 }
 
 const preloadVariable = "LD_PRELOAD"

@@ -20,6 +20,9 @@
 //	Synchronize	unregisters containers that were made without this plugin after it had
 //		registered them: containerd did not wait for the answer.
 //
+// The agent answers that it has unregistered a container when nothing of it is left. containerd does not
+// wait for that (end.go): only the next container of the same name does.
+//
 // The agent itself notices the end of a container, and removes a registration that no program has used for
 // two minutes. To unregister makes the name free at once, as the next container of the pod needs it.
 //
@@ -34,6 +37,7 @@ import (
 	"log/slog"
 	"net"
 	"os"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -68,11 +72,14 @@ type Plugin struct {
 	limits atomic.Pointer[limits]
 	// asked returns the time that containerd has said that it waits for an answer.
 	asked func() time.Duration
+
+	mu     sync.Mutex            // guards what follows
+	ending map[end]chan struct{} // closed when the agent has answered
 }
 
 // New makes a plugin.
 func New(a Agent, log *slog.Logger) *Plugin {
-	p := &Plugin{agent: a, log: log, asked: func() time.Duration { return stub.DefaultRequestTimeout }}
+	p := &Plugin{agent: a, log: log, asked: func() time.Duration { return stub.DefaultRequestTimeout }, ending: map[end]chan struct{}{}}
 	p.limits.Store(limitsFor(stub.DefaultRequestTimeout))
 	return p
 }

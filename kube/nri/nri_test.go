@@ -4,9 +4,11 @@ import (
 	"errors"
 	"fmt"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
+	"github.com/containerd/nri/pkg/adaptation"
 	"github.com/containerd/nri/pkg/api"
 	"github.com/google/go-cmp/cmp"
 
@@ -51,9 +53,10 @@ func TestGraft(t *testing.T) {
 	if diff := cmp.Diff(want, last); diff != "" {
 		t.Errorf("the registration (-want +got):\n%s", diff)
 	}
-	if _, err := r.StopContainer(t.Context(), &api.StopContainerRequest{Pod: pod(), Container: container()}); err != nil || a.has(name) {
-		t.Errorf("a container that has ended stays registered, %v", err)
+	if _, err := r.StopContainer(t.Context(), &api.StopContainerRequest{Pod: pod(), Container: container()}); err != nil {
+		t.Error(err)
 	}
+	a.lost(t, name)
 }
 
 // Of containers that are none of the plugin's, neither the agent nor containerd hears.
@@ -119,9 +122,7 @@ func TestRefused(t *testing.T) {
 		if got != nil || err == nil || !strings.Contains(err.Error(), tt.want) || !strings.HasPrefix(err.Error(), "tsugiki: ") || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%s: %v, %v; want %q", what, got, err, tt.want)
 		}
-		if a.has(name) {
-			t.Errorf("%s: the container is registered, and is not made", what)
-		}
+		a.lost(t, name)
 	}
 }
 
@@ -139,22 +140,23 @@ func TestUnconfined(t *testing.T) {
 // with an error before that, and is asked about the next container.
 func TestErrorsInTime(t *testing.T) {
 	a, socket := newFakeAgent(), socketOf(t)
-	r := startRuntime(t, socket, 4*time.Second, &runtime{})
+	r := startRuntime(t, socket, testkit.Patience, &runtime{})
 	defer r.Stop()
-	run(t, a, socket)
+	p := New(a, silent)
+	runPlugin(t, p, socket)
 	r.create(pod(), container(), func() bool { return a.has(name) })
 
 	hold := make(chan struct{})
 	a.set(func() { a.hold = hold })
+	usual := p.limits.Swap(limitsFor(time.Millisecond))
 	if _, err := r.CreateContainer(t.Context(), &api.CreateContainerRequest{Pod: pod(), Container: container()}); err == nil || !strings.Contains(err.Error(), "in time") {
 		t.Errorf("an agent that does not answer: %v", err)
 	}
+	p.limits.Store(usual)
 	a.set(func() { a.hold = nil; delete(a.registered, name) })
 	close(hold) // the agent answers late, and that it has registered the container
 	<-a.changed
-	if a.has(name) {
-		t.Error("a late answer leaves the container registered")
-	}
+	a.lost(t, name)
 
 	a.set(func() { a.err = errors.New("context deadline exceeded") })
 	for range 2 { // the second time says that the connection has not ended
@@ -164,10 +166,59 @@ func TestErrorsInTime(t *testing.T) {
 	}
 }
 
+// The agent needs long to unregister a container. Other containers do not wait for that, and the next one of
+// the name waits.
+func TestEndTakesLong(t *testing.T) {
+	a, socket := newFakeAgent(), socketOf(t)
+	r := startRuntime(t, socket, testkit.Patience, &runtime{})
+	defer r.Stop()
+	p := New(a, silent)
+	runPlugin(t, p, socket)
+	r.create(pod(), container(), func() bool { return a.has(name) })
+
+	hold := make(chan struct{})
+	release := sync.OnceFunc(func() { close(hold) })
+	time.AfterFunc(testkit.Patience/2, release) // else a fault of the plugin ends the connection only
+	a.set(func() { a.holdEnd = hold })
+	stop := &api.StopContainerRequest{Pod: pod(), Container: container()}
+	if _, err := r.StopContainer(t.Context(), stop); err != nil || !a.has(name) {
+		t.Fatalf("the plugin waits for the agent; %v", err)
+	}
+	other := container()
+	other.Id, other.Name = "c2", "other"
+	got, err := r.create(pod(), other, func() bool { return true })
+	if err != nil || got.GetLinux().GetSeccompPolicy() == nil || !a.has("shop.web.other") {
+		t.Errorf("another container: %v, %v", got, err)
+	}
+	twice := container()
+	twice.Linux.SeccompPolicy.ListenerPath = "/run/tsugiki/seccomp.sock"
+	usual := p.limits.Swap(limitsFor(time.Millisecond))
+	if _, err := r.create(pod(), twice, func() bool { return true }); err == nil || !strings.Contains(err.Error(), "in time") {
+		t.Errorf("the agent does not say which containers it has: %v", err)
+	}
+	next := container()
+	next.Id = "c3"
+	if _, err := r.create(pod(), next, func() bool { return true }); err == nil || !strings.Contains(err.Error(), "in time") || len(a.asked) != 2 {
+		t.Errorf("the next container of the name: %v; the agent was asked %v", err, a.asked)
+	}
+	p.limits.Store(usual)
+	release()
+	a.set(func() { a.holdEnd = nil })
+	if got, err := r.create(pod(), next, func() bool { return true }); err != nil || got == nil {
+		t.Errorf("the next container, when the name is free: %v, %v", got, err)
+	}
+	a.set(func() {
+		if a.registered[name] != "c3" {
+			t.Errorf("registered are %v", a.registered)
+		}
+	})
+}
+
 // The plugin connects again after its connection has ended, and takes back what was made without it.
 func TestConnectsAgain(t *testing.T) {
 	a, socket := newFakeAgent(), socketOf(t)
-	with, without := container(), container()
+	with, without, runs := container(), container(), container()
+	runs.Id, runs.Name = "c3", "runs" // grafted by tsugiki-runtime, as the default of containerd
 	with.Linux.SeccompPolicy.ListenerPath = "/run/tsugiki/seccomp.sock"
 	with.Id, with.Name = "c2", "other"
 	r := startRuntime(t, socket, testkit.Patience, &runtime{})
@@ -179,11 +230,14 @@ func TestConnectsAgain(t *testing.T) {
 		if _, err := r.create(pod(), container(), func() bool { return a.has(name) }); err != nil {
 			t.Fatal(err)
 		}
-		a.set(func() { a.registered["shop.web.other"] = "c2" })
-		r.set([]*api.PodSandbox{pod()}, []*api.Container{with, without})
+		a.set(func() {
+			a.registered["shop.web.other"], a.registered["shop.web.runs"] = "c2", "c3"
+			a.pids = map[string]int{"shop.web.runs": 7}
+		})
+		r.set([]*api.PodSandbox{pod()}, []*api.Container{with, runs, without})
 		road.cut()
 		<-a.changed
-		if a.has(name) || !a.has("shop.web.other") {
+		if a.has(name) || !a.has("shop.web.other") || !a.has("shop.web.runs") {
 			t.Errorf("registered are %v", a.registered)
 		}
 	}
@@ -192,15 +246,29 @@ func TestConnectsAgain(t *testing.T) {
 // A connection that ends before containerd has configured the plugin does not hold the plugin up.
 func TestEndsEarly(t *testing.T) {
 	a, socket := newFakeAgent(), socketOf(t)
-	r := startRuntime(t, socket, 2*time.Second, &runtime{}) // after which it closes the connection
+	r := startRuntime(t, socket, time.Second, &runtime{}) // after which it closes the connection
 	defer r.Stop()
 	road := newRoad(t, socket)
 	road.lose("Configure")
 	run(t, a, road.at)
 	<-road.lost
+	adaptation.SetPluginRequestTimeout(testkit.Patience)
 	road.lose("")
 	if _, err := r.create(pod(), container(), func() bool { return a.has(name) }); err != nil {
 		t.Fatal(err)
+	}
+}
+
+// A quarter of the time that containerd waits is for the way, and others wait for at most a second for a grant.
+func TestLimits(t *testing.T) {
+	for request, want := range map[time.Duration]limits{
+		2 * time.Second: {answer: 1500 * time.Millisecond, grant: time.Second},
+		time.Second:     {answer: 750 * time.Millisecond, grant: 500 * time.Millisecond},
+		time.Minute:     {answer: 45 * time.Second, grant: time.Second},
+	} {
+		if got := *limitsFor(request); got != want {
+			t.Errorf("of %v: %+v, want %+v", request, got, want)
+		}
 	}
 }
 

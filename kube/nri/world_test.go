@@ -5,6 +5,7 @@ import (
 	"context"
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"io"
 	"log/slog"
 	"net"
@@ -28,10 +29,11 @@ type fakeAgent struct {
 	mu         sync.Mutex // guards what follows
 	answer     agent.Registered
 	err        error
-	hold       chan struct{} // nil: answers come at once
-	fault      bool
+	hold       chan struct{} // before it registers; nil: answers come at once
+	holdEnd    chan struct{} // the same before it unregisters, and says which containers it has
 	asked      []agent.Registration
 	registered map[string]string // ids by names
+	pids       map[string]int    // by names
 	gone       []string          // names that were unregistered
 	changed    chan struct{}
 }
@@ -55,9 +57,6 @@ func (a *fakeAgent) Register(r agent.Registration) (agent.Registered, error) {
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.fault {
-		panic("a fault")
-	}
 	answer := a.answer
 	answer.Name = r.Name
 	if a.err != nil || !answer.Graft {
@@ -67,7 +66,18 @@ func (a *fakeAgent) Register(r agent.Registration) (agent.Registered, error) {
 	return answer, nil
 }
 
+// wait waits while the agent is held.
+func (a *fakeAgent) wait() {
+	a.mu.Lock()
+	hold := a.holdEnd
+	a.mu.Unlock()
+	if hold != nil {
+		<-hold
+	}
+}
+
 func (a *fakeAgent) Unregister(name, id string) error {
+	a.wait()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	if a.registered[name] != id {
@@ -80,10 +90,11 @@ func (a *fakeAgent) Unregister(name, id string) error {
 }
 
 func (a *fakeAgent) Containers() (list []agent.Container, err error) {
+	a.wait()
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	for name, id := range a.registered {
-		list = append(list, agent.Container{Name: name, ID: id})
+		list = append(list, agent.Container{Name: name, ID: id, PID: a.pids[name]})
 	}
 	return list, nil
 }
@@ -93,6 +104,27 @@ func (a *fakeAgent) has(name string) bool {
 	defer a.mu.Unlock()
 	_, is := a.registered[name]
 	return is
+}
+
+// last is the name that the agent was asked for last.
+func (a *fakeAgent) last() string {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if len(a.asked) == 0 {
+		return ""
+	}
+	return a.asked[len(a.asked)-1].Name
+}
+
+// lost waits until a container is not registered.
+func (a *fakeAgent) lost(t *testing.T, name string) {
+	t.Helper()
+	testkit.Eventually(t, func() error {
+		if a.has(name) {
+			return fmt.Errorf("container %s stays registered", name)
+		}
+		return nil
+	})
 }
 
 // set changes what the agent answers.
@@ -185,9 +217,14 @@ func (r *runtime) create(p *api.PodSandbox, c *api.Container, asked func() bool)
 // run runs a plugin until the test ends.
 func run(t *testing.T, a Agent, socket string) {
 	t.Helper()
+	runPlugin(t, New(a, silent), socket)
+}
+
+func runPlugin(t *testing.T, p *Plugin, socket string) {
+	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	go func() { ended <- New(a, silent).Run(ctx, socket) }()
+	go func() { ended <- p.Run(ctx, socket) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-ended; err != nil {
