@@ -76,8 +76,9 @@ func (n *Node) concerns(o client.Object) bool {
 
 // ofConcern passes events of pods that are grafted, and of those that ask for it no more.
 func (n *Node) ofConcern() predicate.Funcs {
-	p := predicate.NewPredicateFuncs(n.concerns)
-	p.UpdateFunc = func(e event.UpdateEvent) bool { return n.concerns(e.ObjectOld) || n.concerns(e.ObjectNew) }
+	concerns := func(o client.Object) bool { return n.concerns(o) || n.asksNoMore(o) }
+	p := predicate.NewPredicateFuncs(concerns)
+	p.UpdateFunc = func(e event.UpdateEvent) bool { return concerns(e.ObjectOld) || concerns(e.ObjectNew) }
 	return p
 }
 

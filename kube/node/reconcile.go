@@ -44,6 +44,12 @@ func (n *Node) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result, erro
 	if here {
 		uid = string(pod.UID)
 	}
+	waits := n.waits(string(pod.UID))
+	if err == nil && n.asksNoMore(&pod) {
+		if err := n.letGo(ctx, &pod); err != nil {
+			return ctrl.Result{}, err
+		}
+	}
 	switch wait, err := n.forgetOthers(ctx, r.NamespacedName, uid); {
 	case err != nil:
 		return ctrl.Result{}, err
@@ -51,7 +57,10 @@ func (n *Node) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result, erro
 		return ctrl.Result{RequeueAfter: again}, nil // until the cache has it
 	}
 	if !here {
-		return ctrl.Result{}, nil
+		if err == nil && waits && !n.concerns(&pod) {
+			err = n.refuseOther(&pod)
+		}
+		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	k := n.know(&pod)
 	d, err := n.decide(ctx, &pod, k)
@@ -95,6 +104,9 @@ func (n *Node) write(ctx context.Context, r ctrl.Request) (ctrl.Result, error) {
 	var pod corev1.Pod
 	if err := n.client.Get(ctx, r.NamespacedName, &pod); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	if !n.concerns(&pod) {
+		return ctrl.Result{}, nil // letGo writes its status
 	}
 	n.mu.Lock()
 	var d *grant.Decision

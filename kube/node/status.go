@@ -33,6 +33,7 @@ const (
 	ReasonRestart   = "GraftRestartNeeded"
 	ReasonMoved     = "GraftMoved"
 	ReasonNoPorts   = "NoPorts" // of grant.ConditionPorts
+	ReasonNotAsked  = "GraftNotAsked"
 )
 
 // messageMax is the longest message of an event, and the longest refusal by the agent, in bytes.
