@@ -10,6 +10,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/kube/grant"
 )
 
@@ -22,9 +23,13 @@ import (
 //
 // The status is older than what the agent knows. A container that has begun is known to the agent, so it
 // is asked once for each. One that has ended may still run by the status, and the agent knows it no more:
-// so a container is missing only if it has run for a time (MissingAfter).
+// so a container is missing only if it has not been found for a time (MissingAfter).
+//
+// A container that has run while no policy gave it rules is none of the agent's either. With rules, it
+// needs to be made anew.
 
-// MissingAfter is how long a container runs before it is reported that the agent does not know it.
+// MissingAfter is for how long a running container is looked for before it is reported that the agent does
+// not know it.
 const MissingAfter = 5 * time.Second
 
 // annotatedGrace is the longest Grace of pods without a RuntimeClass: the plugin of NRI may not let
@@ -43,12 +48,12 @@ func (n *Node) ofOurs(p *corev1.Pod) bool {
 	return p.Spec.RuntimeClassName != nil && slices.Contains(n.Classes, *p.Spec.RuntimeClassName)
 }
 
-// annotated tells whether a pod asks by the annotation, and by no RuntimeClass of ours.
-func (n *Node) annotated(p *corev1.Pod) bool { return grant.Asks(p) && !n.ofOurs(p) }
+// byAnnotation tells whether a pod asks by the annotation, and by no RuntimeClass of ours.
+func (n *Node) byAnnotation(p *corev1.Pod) bool { return grant.Asks(p) && !n.ofOurs(p) }
 
 // graceFor is how long a container of a pod waits before the pod is refused.
 func (n *Node) graceFor(p *corev1.Pod) time.Duration {
-	if n.annotated(p) {
+	if n.byAnnotation(p) {
 		return min(n.Grace, annotatedGrace)
 	}
 	return n.Grace
@@ -71,45 +76,68 @@ func keepRunning(p *corev1.Pod) func() {
 // watchOver looks for the running containers of a pod among the agent's, and returns when it has to look
 // again; 0: not before the pod changes.
 func (n *Node) watchOver(pod *corev1.Pod, k *known, d *grant.Decision) (again time.Duration, err error) {
-	if !n.annotated(pod) {
+	if !n.byAnnotation(pod) {
 		return 0, nil
 	}
 	open := n.unknown(pod, k, d)
 	if len(open) == 0 {
-		n.found(k, nil, nil)
+		n.found(k, nil, &looked{})
 		return 0, nil
 	}
 	list, err := n.Agent.Containers()
 	if err != nil {
 		return 0, fmt.Errorf("ask the agent for its containers: %w", err)
 	}
-	found, missing := map[string]string{}, map[string]string{}
+	found, next := map[string]string{}, looked{since: map[string]time.Time{}, missing: map[string]string{}, late: map[string]string{}}
+	n.mu.Lock()
+	before, unruled := k.looked, maps.Clone(k.unruled)
+	n.mu.Unlock()
 	for _, s := range open {
 		id := idOf(&s)
-		ours := false
-		for i := range list {
-			ours = ours || list[i].ID == id && list[i].PID != 0
+		ours := slices.ContainsFunc(list, func(c api.Container) bool { return c.ID == id && c.PID != 0 })
+		since, looked := before.since[id]
+		if !looked {
+			since = time.Now()
 		}
-		wait := n.MissingAfter - time.Since(s.State.Running.StartedAt.Time)
+		next.since[id] = since
+		wait := n.MissingAfter - time.Since(since)
 		switch {
 		case ours:
 			found[s.Name] = id
+		case unruled[s.Name] == id:
+			next.late[s.Name] = id
 		case wait > 0:
 			if again == 0 || wait < again {
 				again = wait
 			}
 		default:
-			missing[s.Name] = id
+			next.missing[s.Name] = id
 		}
 	}
-	if fresh := n.found(k, found, missing); len(fresh) > 0 {
-		reason, message := ReasonMissing, missingMessage(fresh)
+	n.found(k, found, &next)
+	if late := fresh(before.late, next.late); len(late) > 0 {
+		n.tell(pod, corev1.EventTypeNormal, ReasonRestart, lateMessage(late))
+	}
+	if missing := fresh(before.missing, next.missing); len(missing) > 0 {
+		reason, message := ReasonMissing, missingMessage(missing)
 		if d.Grant.Refused != "" {
-			reason, message = ReasonRefused, fmt.Sprintf("not grafted, and in the pod's own network alone: container %s; %s", strings.Join(fresh, ", "), d.Grant.Refused)
+			reason, message = ReasonRefused, fmt.Sprintf("not grafted, and in the pod's own network alone: container %s; %s", strings.Join(missing, ", "), d.Grant.Refused)
 		}
 		n.tell(pod, corev1.EventTypeWarning, reason, message)
 	}
 	return again, nil
+}
+
+// looked is what is known of containers that run, are to be grafted and have not been found among the
+// agent's.
+type looked struct {
+	since   map[string]time.Time // of the first look, by id
+	missing map[string]string    // ids of those that were made without the plugin, by name
+	late    map[string]string    // ids of those that had no rules when they were made, by name
+}
+
+func lateMessage(names []string) string {
+	return fmt.Sprintf("rules need new containers: %s; no policy gave it rules when it was made", strings.Join(names, ", "))
 }
 
 func missingMessage(names []string) string {
@@ -124,52 +152,67 @@ func idOf(s *corev1.ContainerStatus) string {
 }
 
 // unknown returns the containers of a pod that run and are to be grafted, and that have not been found
-// among the agent's. If the pod is refused, none of its containers is to run.
+// among the agent's. If the pod is refused, none of its containers is to run, but for those that have begun
+// without rules.
 func (n *Node) unknown(pod *corev1.Pod, k *known, d *grant.Decision) (open []corev1.ContainerStatus) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for _, s := range pod.Status.ContainerStatuses {
+		id := idOf(&s)
 		_, has := d.Grant.Containers[s.Name]
-		if (has || d.Grant.Refused != "") && s.State.Running != nil && k.grafted[s.Name] != idOf(&s) {
+		switch {
+		case s.State.Running == nil || k.grafted[s.Name] == id:
+		case has || d.Grant.Refused != "" && k.unruled[s.Name] != id:
 			open = append(open, s)
+		case d.Grant.Refused == "":
+			if k.unruled == nil {
+				k.unruled = map[string]string{}
+			}
+			k.unruled[s.Name] = id
 		}
 	}
 	return open
 }
 
-// found notes which containers the agent has, and which are missing. It returns the names of those that
-// were not missing before.
-func (n *Node) found(k *known, found, missing map[string]string) (fresh []string) {
+// found notes which containers the agent has, and what is known of the others.
+func (n *Node) found(k *known, found map[string]string, others *looked) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	for _, name := range slices.Sorted(maps.Keys(missing)) {
-		if k.missing[name] != missing[name] {
-			fresh = append(fresh, name)
-		}
-	}
 	if k.grafted == nil {
 		k.grafted = map[string]string{}
 	}
 	maps.Copy(k.grafted, found)
-	k.missing = missing
-	return fresh
+	k.looked = *others
+}
+
+// fresh returns the names of the containers that are not among those before.
+func fresh(before, now map[string]string) (names []string) {
+	for _, name := range slices.Sorted(maps.Keys(now)) {
+		if before[name] != now[name] {
+			names = append(names, name)
+		}
+	}
+	return names
 }
 
 // reachable returns the ports at which somebody listens, or will. Of a pod that asks by the annotation,
-// these are the ports of containers that are known to be grafted.
+// these are the ports of containers that are known to be grafted. A container that has ended keeps them: the
+// pod is not ready meanwhile.
 func (n *Node) reachable(pod *corev1.Pod, k *known, d *grant.Decision) []grant.Served {
-	if !n.annotated(pod) {
+	if !n.byAnnotation(pod) {
 		return d.Served
 	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	running := map[string]string{}
 	for _, s := range pod.Status.ContainerStatuses {
-		running[s.Name] = idOf(&s)
+		if s.State.Running != nil {
+			running[s.Name] = idOf(&s)
+		}
 	}
 	return slices.DeleteFunc(slices.Clone(d.Served), func(s grant.Served) bool {
-		id := running[s.Container]
-		return id == "" || k.grafted[s.Container] != id
+		was, id := k.grafted[s.Container], running[s.Container]
+		return was == "" || id != "" && id != was
 	})
 }
 
@@ -178,8 +221,10 @@ func (n *Node) reachable(pod *corev1.Pod, k *known, d *grant.Decision) []grant.S
 func (k *known) notYet(d *grant.Decision) *corev1.PodCondition {
 	c := corev1.PodCondition{Type: ConditionGrafted, Status: corev1.ConditionFalse, LastTransitionTime: metav1.Now()}
 	switch {
-	case len(k.missing) > 0:
-		c.Reason, c.Message = ReasonMissing, missingMessage(slices.Sorted(maps.Keys(k.missing)))
+	case len(k.looked.missing) > 0:
+		c.Reason, c.Message = ReasonMissing, missingMessage(slices.Sorted(maps.Keys(k.looked.missing)))
+	case len(k.looked.late) > 0:
+		c.Reason, c.Message = ReasonRestart, lateMessage(slices.Sorted(maps.Keys(k.looked.late)))
 	case len(k.grafted) == 0 && len(d.Grant.Containers) > 0:
 		c.Reason, c.Message = ReasonPending, "no container with rules has begun yet"
 	default:
@@ -190,5 +235,5 @@ func (k *known) notYet(d *grant.Decision) *corev1.PodCondition {
 
 // ofOthers tells whether a pod that asks by the annotation has a RuntimeClass that is none of ours.
 func (n *Node) ofOthers(pod *corev1.Pod) bool {
-	return n.annotated(pod) && pod.Spec.RuntimeClassName != nil
+	return n.byAnnotation(pod) && pod.Spec.RuntimeClassName != nil
 }

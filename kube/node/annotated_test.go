@@ -2,15 +2,18 @@ package node
 
 import (
 	"encoding/json"
+	"strings"
 	"testing"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/tsugiki/tsugiki/api"
+	"github.com/tsugiki/tsugiki/kube/grant"
 	"github.com/tsugiki/tsugiki/kube/kubetest"
 )
 
@@ -76,15 +79,30 @@ func testAnnotated(t *testing.T, w *world) {
 	w.runs(p, "c4")
 	w.condition(p, corev1.ConditionTrue, ReasonGranted, "")
 	w.available("web", 1, 1)
-	w.agent.Run()
 
-	// Whoever takes the annotation away loses the rules.
+	// Whoever takes the annotation away loses the rules. The pod's status says so before another pod may
+	// have its port, and no Service leads to it.
 	if err := w.admin.Patch(t.Context(), now, client.RawPatch(types.MergePatchType, []byte(`{"metadata": {"annotations": {"`+api.AnnotationGraft+`": null}}}`))); err != nil {
 		t.Fatal(err)
 	}
 	w.gone(p)
-	w.delete(p)
+	now = w.condition(p, corev1.ConditionFalse, ReasonNotAsked, api.AnnotationGraft)
+	for _, c := range now.Status.Conditions {
+		if c.Type == grant.ConditionPorts && c.Status != corev1.ConditionFalse || now.Annotations[AnnotationPorts] != "" {
+			t.Errorf("ports stay: %+v, %v", c, now.Annotations)
+		}
+	}
 	w.available("web", 0, 0)
+	w.agent.Run()
+	// Its next container does not wait, and each try is refused.
+	next := api.Pod{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID), Container: "nginx"}
+	for range 2 {
+		w.agent.Register(next)
+		w.granted(p, refused("any more"))
+		w.agent.Register(next)
+		w.gone(p)
+	}
+	w.delete(p)
 }
 
 // What the specification alone refuses is refused at once, and said if a container runs all the same.
@@ -138,5 +156,74 @@ func TestAnnotatedGrace(t *testing.T) {
 	p.Annotations, p.Spec.RuntimeClassName = map[string]string{api.AnnotationGraft: "true"}, nil
 	if got := n.graceFor(p); got != annotatedGrace || got > time.Second/2 {
 		t.Errorf("of the annotation: %v", got)
+	}
+}
+
+// What is said of a container that the agent does not have.
+func TestWatchOver(t *testing.T) {
+	p := podNamed("p", "n", nil)
+	p.Annotations, p.Spec.RuntimeClassName = map[string]string{api.AnnotationGraft: "true"}, nil
+	p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "nginx", ContainerID: "containerd://1", State: corev1.ContainerState{
+		Running: &corev1.ContainerStateRunning{StartedAt: metav1.NewTime(time.Now().Add(-time.Hour))},
+	}}}
+	ruled := &grant.Decision{Grant: api.Grant{Containers: map[string]api.Rules{"nginx": {}}}}
+	unruled := &grant.Decision{}
+	refused := &grant.Decision{Grant: api.Grant{Refused: "no"}}
+	for what, tt := range map[string]struct {
+		after     time.Duration
+		decisions []*grant.Decision
+		reason    string // of the condition
+		event     string
+	}{
+		"it may have ended since":         {time.Hour, []*grant.Decision{ruled}, ReasonPending, ""},
+		"it is looked for in vain":        {-1, []*grant.Decision{ruled}, ReasonMissing, "Warning GraftMissing"},
+		"its rules are younger":           {-1, []*grant.Decision{unruled, ruled, ruled}, ReasonRestart, "Normal GraftRestartNeeded"},
+		"it is refused, and had no rules": {-1, []*grant.Decision{unruled, refused}, "", ""},
+		"it is refused, and runs":         {-1, []*grant.Decision{refused}, ReasonMissing, "Warning GraftRefused"},
+	} {
+		recorder := events.NewFakeRecorder(10)
+		n := &Node{Options: Options{Agent: kubetest.NewAgent(), MissingAfter: tt.after}, events: recorder}
+		k := &known{}
+		for _, d := range tt.decisions {
+			again, err := n.watchOver(p, k, d)
+			if err != nil || (again > 0) != (tt.after > 0) {
+				t.Errorf("%s: looks again after %v, %v", what, again, err)
+			}
+		}
+		c := k.notYet(tt.decisions[len(tt.decisions)-1])
+		if c == nil {
+			c = &corev1.PodCondition{}
+		}
+		if c.Reason != tt.reason {
+			t.Errorf("%s: the condition is %+v, want %q", what, c, tt.reason)
+		}
+		close(recorder.Events)
+		event := ""
+		for e := range recorder.Events {
+			event += e
+		}
+		if !strings.HasPrefix(event, tt.event) || tt.event == "" && event != "" || strings.Count(event, "Graft") > 1 {
+			t.Errorf("%s: events %q, want %q", what, event, tt.event)
+		}
+	}
+}
+
+// A container that starts anew keeps its ports, until it runs without the agent.
+func TestReachable(t *testing.T) {
+	p := podNamed("p", "n", nil)
+	p.Annotations, p.Spec.RuntimeClassName = map[string]string{api.AnnotationGraft: "true"}, nil
+	d := &grant.Decision{Served: []grant.Served{{Container: "nginx", Port: 80}}}
+	n, k := &Node{}, &known{}
+	runs := &corev1.ContainerStateRunning{}
+	for _, tt := range []struct {
+		grafted, id string
+		running     *corev1.ContainerStateRunning
+		want        int
+	}{{"", "", nil, 0}, {"", "1", runs, 0}, {"1", "1", runs, 1}, {"1", "1", nil, 1}, {"1", "2", runs, 0}} {
+		k.grafted = map[string]string{"nginx": tt.grafted}
+		p.Status.ContainerStatuses = []corev1.ContainerStatus{{Name: "nginx", ContainerID: "containerd://" + tt.id, State: corev1.ContainerState{Running: tt.running}}}
+		if got := n.reachable(p, k, d); len(got) != tt.want {
+			t.Errorf("%+v: %v", tt, got)
+		}
 	}
 }

@@ -112,7 +112,8 @@ type known struct {
 	because   string              // the reason for one of them
 	decided   *grant.Decision     // of the grant; nil: none
 	grafted   map[string]string   // ids of containers that the agent has had, by name; see annotated.go
-	missing   map[string]string   // ids of containers that run without the agent, by name
+	unruled   map[string]string   // ids of containers that have run without rules, by name
+	looked    looked
 }
 
 // Add adds a node to a manager whose caches are those of CacheOptions.

@@ -153,7 +153,7 @@ func (n *Node) condition(pod *corev1.Pod, k *known, d *grant.Decision) *corev1.P
 		c.Status, c.Reason, c.Message = corev1.ConditionFalse, ReasonRefused, d.Grant.Refused
 	case len(k.restart) > 0:
 		c.Status, c.Reason, c.Message = corev1.ConditionFalse, ReasonRestart, clip("rules need new containers: "+lines(k.restart)+"; "+k.because)
-	case n.annotated(pod):
+	case n.byAnnotation(pod):
 		if not := k.notYet(d); not != nil {
 			c = *not
 		}
