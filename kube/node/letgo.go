@@ -61,5 +61,10 @@ func (n *Node) refuseOther(pod *corev1.Pod) error {
 		Namespace: pod.Namespace, Name: pod.Name,
 		Refused: "the pod does not have the annotation " + api.AnnotationGraft + " any more: write it again, or delete the pod",
 	})
+	if err == nil {
+		n.mu.Lock()
+		delete(n.waiting, k.uid)
+		n.mu.Unlock()
+	}
 	return err
 }
