@@ -68,11 +68,24 @@ func registration(pod *api.PodSandbox, c *api.Container) (agent.Registration, er
 		return r, errors.New("NRI does not say which container of which pod it is; give the pod the RuntimeClass tsugiki")
 	case !network:
 		return r, errors.New("a container in the host's network namespace cannot be grafted; leave hostNetwork or the annotation out")
+	case twice(c.GetEnv()):
+		return r, errors.New("the container has the variable LD_PRELOAD twice, and NRI changes one of them; write it once")
 	case c.GetUser() == nil:
 		return r, errors.New("this version of containerd does not say as which user the container runs; give the pod the RuntimeClass tsugiki")
 	}
 	r.UID, r.GID = int(c.GetUser().GetUid()), int(c.GetUser().GetGid())
 	return r, nil
+}
+
+// twice tells whether an environment has LD_PRELOAD more than once.
+func twice(env []string) bool {
+	n := 0
+	for _, e := range env {
+		if strings.HasPrefix(e, preloadVariable+"=") {
+			n++
+		}
+	}
+	return n > 1
 }
 
 func podOf(pod *api.PodSandbox, c *api.Container) *agent.Pod {

@@ -3,6 +3,7 @@ package nri
 import (
 	"errors"
 	"fmt"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
@@ -10,7 +11,9 @@ import (
 
 	"github.com/containerd/nri/pkg/adaptation"
 	"github.com/containerd/nri/pkg/api"
+	"github.com/containerd/nri/pkg/runtime-tools/generate"
 	"github.com/google/go-cmp/cmp"
+	specs "github.com/opencontainers/runtime-spec/specs-go"
 
 	agent "github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/internal/testkit"
@@ -99,6 +102,12 @@ func TestRefused(t *testing.T) {
 		"a user namespace": {func(_ *api.PodSandbox, c *api.Container, _ *fakeAgent) {
 			c.Linux.Namespaces = append(c.Linux.Namespaces, &api.LinuxNamespace{Type: "user"})
 		}, "hostUsers"},
+		"an errno": {func(_ *api.PodSandbox, c *api.Container, _ *fakeAgent) {
+			c.Linux.SeccompPolicy.DefaultErrno = &api.OptionalUInt32{Value: 38}
+		}, "defaultErrnoRet"},
+		"LD_PRELOAD twice": {func(_ *api.PodSandbox, c *api.Container, _ *fakeAgent) {
+			c.Env = append(c.Env, "LD_PRELOAD=/y.so")
+		}, "LD_PRELOAD twice"},
 		"no user":        {func(_ *api.PodSandbox, c *api.Container, _ *fakeAgent) { c.User = nil }, "as which user"},
 		"no UID":         {func(p *api.PodSandbox, _ *api.Container, _ *fakeAgent) { p.Uid = "" }, "which container of which pod"},
 		"nothing at all": {func(_ *api.PodSandbox, c *api.Container, _ *fakeAgent) { c.Reset() }, "which seccomp profile"},
@@ -124,6 +133,47 @@ func TestRefused(t *testing.T) {
 		}
 		a.lost(t, name)
 	}
+}
+
+// What containerd writes into the container's specification has the whole of its profile: each call ends as
+// before, or is asked about.
+func TestProfileInForce(t *testing.T) {
+	for what, errno := range map[string]*api.OptionalUInt32{"no errno": nil, "EPERM": {Value: 1}, "ENOSYS": {Value: 38}} {
+		c := container()
+		before := c.Linux.SeccompPolicy
+		before.DefaultErrno, before.Flags = errno, []string{"SECCOMP_FILTER_FLAG_LOG"}
+		before.Syscalls = append(before.Syscalls, &api.LinuxSyscall{
+			Names: []string{"clone3"}, Action: "SCMP_ACT_ERRNO", ErrnoRet: &api.OptionalUInt32{Value: 38},
+			Args: []*api.LinuxSeccompArg{{Index: 1, Value: 3, ValueTwo: 2, Op: "SCMP_CMP_MASKED_EQ"}},
+		})
+		got, _, err := New(newFakeAgent(), silent).CreateContainer(t.Context(), pod(), c)
+		if err != nil {
+			if errno.GetValue() != 38 {
+				t.Errorf("%s: %v", what, err)
+			}
+			continue // it is not made
+		}
+		spec := &specs.Spec{Linux: &specs.Linux{}}
+		if err := (&generate.Generator{Config: spec}).AdjustSeccompPolicy(got.GetLinux().GetSeccompPolicy()); err != nil {
+			t.Fatal(err)
+		}
+		now, was := spec.Linux.Seccomp, toOCI(before)
+		if errnoOf(now) != errnoOf(was) || !slices.Equal(now.Flags, was.Flags) || now.DefaultAction != was.DefaultAction {
+			t.Errorf("%s: %+v, and was %+v", what, now, was)
+		}
+		last := was.Syscalls[len(was.Syscalls)-1]
+		if !slices.ContainsFunc(now.Syscalls, func(s specs.LinuxSyscall) bool { return cmp.Equal(s, last) }) {
+			t.Errorf("%s: %+v has no rule %+v", what, now.Syscalls, last)
+		}
+	}
+}
+
+// errnoOf is what calls end with that a profile does not name.
+func errnoOf(p *specs.LinuxSeccomp) uint {
+	if p.DefaultErrnoRet == nil {
+		return 1
+	}
+	return *p.DefaultErrnoRet
 }
 
 // A container without a profile gets that of the filter alone.
