@@ -87,7 +87,7 @@ func TestChartOfOtherValues(t *testing.T) {
 			`{nri: {enabled: true, dir: /run/other/nri}}`,
 			[]string{
 				`"command":["/tsugiki-nri"]`, `{"hostPath":{"path":"/run/other/nri","type":"DirectoryOrCreate"},"name":"nri"}`,
-				`{"mountPath":"/var/run/nri","name":"nri"}`, `{"mountPath":"/var/run/secrets/kubernetes.io/serviceaccount","name":"no-token","readOnly":true}`,
+				`{"mountPath":"/var/run/nri","name":"nri","readOnly":true}`, `{"mountPath":"/var/run/secrets/kubernetes.io/serviceaccount","name":"no-token","readOnly":true}`,
 			},
 			nil,
 		},
