@@ -21,7 +21,7 @@ all: build
 deps: ; scripts/deps.sh
 deps-demo: ; scripts/deps.sh demo
 deps-engines: ; scripts/deps.sh engines
-# Builds Kubernetes, the first time 15 minutes: into .cache/kube, which tests of kube/ look for.
+# Builds Kubernetes, the first time 19 minutes: into .cache/kube, which tests of kube/ look for.
 deps-kube:
 	scripts/deps.sh kube
 	scripts/kube.sh
@@ -46,7 +46,7 @@ build:
 
 # What runs in a cluster: a module of its own, as nothing else is to link Kubernetes' client.
 kube:
-	$(GO) -C kube build -trimpath -o ../bin/kube/ ./cmd/tsugiki-kube
+	$(GO) -C kube build -trimpath -o ../bin/kube/ ./cmd/...
 
 # The image of deploy/, with all programs of a node, as an OCI archive in dist/.
 IMAGE ?= tsugiki-kube:$(VERSION)
@@ -192,6 +192,7 @@ cover-binaries: deps build
 fuzz:
 	@for p in $$($(GO) list ./...); do for f in $$($(GO) test -list '^Fuzz' $$p | grep ^Fuzz); do \
 		echo "$$p $$f"; $(GO) test -run '^$$' -fuzz "^$$f$$" -fuzztime $(FUZZTIME) $$p || exit 1; done; done
+	$(GO) -C kube test -run '^$$' -fuzz '^FuzzCreateContainer$$' -fuzztime $(FUZZTIME) ./nri
 	$(MAKE) -f native/Makefile fuzz
 
 # With a BPF file system, which not every machine has mounted.

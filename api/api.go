@@ -41,6 +41,10 @@ type Registration struct {
 	Programs bool `json:"programs"`
 	// Pod is the pod of Kubernetes that the container belongs to; nil: it is in none.
 	Pod *Pod `json:"pod,omitempty"`
+	// GrantWithin is how long the registration waits for the grant of its pod, in milliseconds: the
+	// caller has to answer in time. 0, and more than the daemon's own 8 s, stand for these. With it, a
+	// daemon without grants refuses the container.
+	GrantWithin int `json:"grantWithin,omitempty"`
 }
 
 // Rules are a container's rules, in the grammar of the flags of tsugiki run.

@@ -24,6 +24,10 @@ const (
 	AnnotationFTP       = AnnotationPrefix + "ftp"
 	AnnotationSIP       = AnnotationPrefix + "sip"
 
+	// AnnotationGraft is an annotation of Kubernetes' pods. "true" says that a pod is grafted where
+	// tsugiki-nri runs, and says nothing about its rules.
+	AnnotationGraft = "kube.tsugiki.dev/graft"
+
 	// NameMax is the longest name of a container, in bytes.
 	NameMax = 63
 

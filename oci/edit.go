@@ -15,7 +15,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/api"
-	"github.com/tsugiki/tsugiki/intercept/filter"
 	"github.com/tsugiki/tsugiki/shim"
 )
 
@@ -117,15 +116,7 @@ var capabilitySets = []string{"bounding", "effective", "inheritable", "permitted
 // edit returns the config.json of a grafted container, and the path at which its programs load
 // the library; empty if they do not load it.
 func (s *spec) edit(r api.Registered) (config []byte, preload string, err error) {
-	mode, known := filter.ParseMode(r.Filter.Mode)
-	if !known {
-		return nil, "", fmt.Errorf("the agent's answer has the unknown mode %q", r.Filter.Mode)
-	}
-	options := filter.Options{
-		Mode: mode, Datagrams: r.Filter.Datagrams, AFGraft: r.Filter.AFGraft, Untrapped: r.Filter.Untrapped, Accepts: r.Filter.Accepts,
-		Translated: r.Filter.Translated,
-	}
-	profile, err := filter.Compose(s.seccomp, options, r.Listener, r.Token)
+	profile, err := Compose(s.seccomp, r)
 	if err != nil {
 		return nil, "", err
 	}
@@ -145,15 +136,8 @@ func (s *spec) edit(r api.Registered) (config []byte, preload string, err error)
 }
 
 func (s *spec) addLibrary(folder string) (preload string, err error) {
-	at := libraryInRun
-	for _, m := range s.mounts {
-		if filepath.Clean(m.Destination) == "/dev" && m.Type == "tmpfs" {
-			at = libraryInDev
-		}
-	}
-	mount, err := json.Marshal(specs.Mount{
-		Destination: at, Type: "bind", Source: folder, Options: []string{"bind", "ro", "nosuid", "nodev"},
-	})
+	m, preload := LibraryMount(folder, s.mounts)
+	mount, err := json.Marshal(m)
 	if err != nil {
 		return "", err
 	}
@@ -161,7 +145,6 @@ func (s *spec) addLibrary(folder string) (preload string, err error) {
 	if err := s.all.get("mounts", &mounts); err != nil {
 		return "", err
 	}
-	preload = filepath.Join(at, shim.LibraryFile)
 	return preload, errors.Join(s.all.set("mounts", append(mounts, mount)), addPreload(s.process, preload))
 }
 

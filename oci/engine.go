@@ -188,14 +188,12 @@ func podOf(annotations map[string]string) *api.Pod {
 	return &p
 }
 
-// podName returns NAMESPACE.POD.CONTAINER of a container of Kubernetes, or an empty text.
+// podName returns the name of a container of Kubernetes, or an empty text.
 func podName(annotations map[string]string) string {
-	namespace, pod := annotations["io.kubernetes.cri.sandbox-namespace"], annotations["io.kubernetes.cri.sandbox-name"]
-	container := annotations["io.kubernetes.cri.container-name"]
-	if namespace == "" || pod == "" || container == "" {
-		return ""
-	}
-	return namespace + "." + pod + "." + container
+	const prefix = "io.kubernetes.cri."
+	return PodContainer(&api.Pod{
+		Namespace: annotations[prefix+"sandbox-namespace"], Name: annotations[prefix+"sandbox-name"], Container: annotations[prefix+"container-name"],
+	})
 }
 
 var illegal = regexp.MustCompile(`[^a-zA-Z0-9_.-]`)

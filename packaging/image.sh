@@ -17,8 +17,8 @@ trap 'rm -rf "$work"' EXIT
 root=$work/root prefix=opt/tsugiki
 mkdir -p "$root" "$work/image/blobs/sha256"
 make -s --no-print-directory -C "$source" install-programs BIN="$bin" DESTDIR="$root" PREFIX="/$prefix"
-install -t "$root" "$bin/kube/tsugiki-kube"
-strip --strip-unneeded "$root/tsugiki-kube" "$root/$prefix"/bin/*
+install -t "$root" "$bin"/kube/tsugiki-{kube,nri}
+strip --strip-unneeded "$root"/tsugiki-{kube,nri} "$root/$prefix"/bin/*
 
 # Packs a folder's contents, always in the same way.
 pack() { tar -C "$1" --sort=name --owner=0 --group=0 --numeric-owner --mtime=@0 -cf - .; }

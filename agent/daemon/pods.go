@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"github.com/tsugiki/tsugiki/agent/httpapi"
+	"github.com/tsugiki/tsugiki/agent/rules"
 	"github.com/tsugiki/tsugiki/api"
 )
 
@@ -33,8 +34,16 @@ var errNoGrants = errors.New("the agent does not follow grants; write [kubernete
 // registration. nil: the registration needs no grant. A container that its pod's grant does not
 // name is left without rules.
 func (d *Daemon) grantFor(ctx context.Context, r *api.Registration) (*api.Grant, error) {
+	if d.grants == nil && r.GrantWithin > 0 {
+		return nil, fmt.Errorf("%w: %w", rules.ErrNotAllowed, errNoGrants) // nobody has looked at the pod's capabilities
+	}
 	if d.grants == nil || r.Engine != engineOfPods || r.Rules != nil {
 		return nil, nil
+	}
+	if r.GrantWithin > 0 {
+		var cancel context.CancelFunc
+		ctx, cancel = context.WithTimeout(ctx, time.Duration(r.GrantWithin)*time.Millisecond)
+		defer cancel()
 	}
 	g, err := d.grants.Await(ctx, r.Pod)
 	if err != nil {

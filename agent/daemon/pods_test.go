@@ -184,3 +184,19 @@ func testCannotCatchUp(t *testing.T, first, then api.Rules, says string) {
 		t.Errorf("event %+v", e)
 	}
 }
+
+// A runtime that has to answer its engine in time says for how long a container waits.
+func TestGrantWithin(t *testing.T) {
+	d, _ := newDaemon(t)
+	r := &api.Registration{
+		ID: "1", Name: "shop.web.c", Engine: "cri", GrantWithin: 1,
+		Pod: &api.Pod{Namespace: "shop", Name: "web", UID: "u1", Container: "c"},
+	}
+	if _, err := d.grantFor(t.Context(), r); !errors.Is(err, rules.ErrNotAllowed) || !strings.Contains(err.Error(), "write [kubernetes] grants = true") {
+		t.Errorf("by a daemon without grants: %v", err)
+	}
+	beginGrants(t, d) // which are waited for longer than any test
+	if _, err := d.grantFor(t.Context(), r); !errors.Is(err, rules.ErrNotAllowed) || !strings.Contains(err.Error(), "in the time that its runtime has") {
+		t.Errorf("without a grant: %v", err)
+	}
+}

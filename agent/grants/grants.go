@@ -182,6 +182,9 @@ func (t *Table) wait(ctx context.Context, pod *api.Pod) (*api.Grant, error) {
 		case <-late.C:
 			return nil, t.none(pod, fmt.Sprintf("within %s", t.patience))
 		case <-ctx.Done():
+			if errors.Is(ctx.Err(), context.DeadlineExceeded) {
+				return nil, t.none(pod, "in the time that its runtime has")
+			}
 			return nil, t.none(pod, "before its runtime gave up")
 		}
 	}

@@ -16,7 +16,7 @@ var kubeRooms = []room{
 	{"kube/v1alpha1", nil, "resources and their checks"},
 	{"kube/grant", []string{"api", "kube/v1alpha1"}, "decides by its arguments alone"},
 	{"kube/ports", []string{"kube/grant", "kube/v1alpha1"}, "numbers, and the protocols of rules"},
-	{"kube/caches", []string{"kube/grant", "kube/v1alpha1"}, "reads caches, and owns none"},
+	{"kube/caches", []string{"api", "kube/grant", "kube/v1alpha1"}, "reads caches, and owns none"},
 	{"kube/connect", nil, "connections of a client"},
 	{"kube/node", []string{"api", "kube/caches", "kube/grant", "kube/ports", "kube/v1alpha1"}, "speaks to the agent by its API alone"},
 	{"kube/bench", []string{"api", "bench/measure", "bench/program", "internal/testkit", "kube/caches", "kube/cluster", "kube/connect", "kube/grant", "kube/kubetest", "kube/node", "kube/v1alpha1"}, "measures, and is no part of the product"},
@@ -24,6 +24,8 @@ var kubeRooms = []room{
 	{"kube/cmd/tsugiki-kube", []string{"api", "kube/caches", "kube/cluster", "kube/connect", "kube/grant", "kube/host", "kube/install", "kube/node", "kube/v1alpha1"}, "the command line"},
 	{"kube/install", []string{"internal/setup"}, "files: it starts nothing"},
 	{"kube/host", []string{"internal/cgroup", "internal/setup", "internal/sys/mounts"}, "starts programs of a node, and knows not which"},
+	{"kube/nri", []string{"api", "oci", "shim"}, "answers containerd by what the agent says, and decides nothing"},
+	{"kube/cmd/tsugiki-nri", []string{"api", "internal/config", "kube/nri"}, "the command line"},
 	{"kube/deploy", nil, "tests"},
 	{"kube/e2e", nil, "tests"},
 	{"kube/kubetest", []string{"api", "internal/testkit", "kube/v1alpha1"}, "for tests and the benchmark: no other row may have it"},
@@ -83,6 +85,26 @@ func TestNobodyElseLinksKubernetes(t *testing.T) {
 	for _, p := range linked {
 		if strings.HasPrefix(p, "k8s.io/") || strings.HasPrefix(p, "sigs.k8s.io/") || strings.HasPrefix(p, module+"/kube") {
 			t.Errorf("a binary links %s", p)
+		}
+	}
+}
+
+// The plugin of NRI speaks to containerd and to the agent, and to no API server.
+func TestPluginLinksNoKubernetes(t *testing.T) {
+	cmd := exec.Command("go", "list", "-deps", "./cmd/tsugiki-nri")
+	cmd.Dir = "../../kube"
+	out, err := cmd.Output()
+	if err != nil {
+		t.Fatalf("go list: %v", err)
+	}
+	linked := strings.Fields(string(out))
+	if !slices.Contains(linked, "github.com/containerd/nri/pkg/stub") {
+		t.Error("tsugiki-nri does not link NRI's stub")
+	}
+	for _, p := range linked {
+		of, ours := strings.CutPrefix(p, module+"/kube/")
+		if strings.HasPrefix(p, "k8s.io/") || strings.HasPrefix(p, "sigs.k8s.io/") || ours && !slices.Contains([]string{"nri", "cmd/tsugiki-nri"}, of) {
+			t.Errorf("tsugiki-nri links %s", p)
 		}
 	}
 }

@@ -7,6 +7,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/kube/v1alpha1"
 )
 
@@ -31,9 +32,13 @@ func stripMeta(o client.Object) {
 }
 
 // StripPod keeps of a pod what decisions need, its addresses and those of its node, and some conditions. It
-// takes away all annotations.
+// takes away all annotations but that by which a pod asks to be grafted.
 func StripPod(p *corev1.Pod, conditions ...corev1.PodConditionType) {
+	asks, has := p.Annotations[api.AnnotationGraft]
 	stripMeta(p)
+	if has {
+		p.Annotations = map[string]string{api.AnnotationGraft: asks}
+	}
 	s := p.Spec
 	p.Spec = corev1.PodSpec{
 		NodeName: s.NodeName, RuntimeClassName: s.RuntimeClassName, HostNetwork: s.HostNetwork, HostUsers: s.HostUsers,

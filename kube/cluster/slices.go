@@ -178,15 +178,16 @@ func sameSlice(a, b *discoveryv1.EndpointSlice) bool {
 		maps.Equal(a.Labels, b.Labels) && apiequality.Semantic.DeepEqual(a.OwnerReferences, b.OwnerReferences)
 }
 
-// slicesOf returns the slices that a pod has to have, by their names. A pod that has ended, or that
-// is refused, has none.
+// slicesOf returns the slices that a pod has to have, by their names. A pod that has ended, that is
+// refused, or that does not ask to be grafted (any more), has none.
 func (c *cluster) slicesOf(ctx context.Context, pod *corev1.Pod) (map[string]*discoveryv1.EndpointSlice, error) {
 	all := map[string]*discoveryv1.EndpointSlice{}
 	claims, err := grant.ClaimsOf(pod)
 	if err != nil {
 		ctrl.LoggerFrom(ctx).Error(err, "the pod has no EndpointSlices") // until its node writes another condition
 	}
-	if len(claims) == 0 || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
+	asks := pod.Spec.RuntimeClassName != nil || grant.Asks(pod)
+	if len(claims) == 0 || !asks || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
 		return all, nil
 	}
 	d, err := caches.Decide(ctx, c.client, pod, nodeOf(pod), claims, func(string) {}, noPeers)

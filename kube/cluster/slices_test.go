@@ -15,6 +15,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 	"github.com/tsugiki/tsugiki/kube/grant"
 	"github.com/tsugiki/tsugiki/kube/kubetest"
@@ -43,8 +44,12 @@ type shop struct {
 func (s *shop) pod(name string) *corev1.Pod {
 	s.t.Helper()
 	p := &corev1.Pod{
-		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "shop", Labels: map[string]string{"app": "web"}},
-		Spec:       corev1.PodSpec{NodeName: "n1", AutomountServiceAccountToken: new(bool), Containers: []corev1.Container{{Name: "nginx", Image: "nginx"}}},
+		ObjectMeta: metav1.ObjectMeta{
+			Name: name, Namespace: "shop", Labels: map[string]string{"app": "web"}, Annotations: map[string]string{api.AnnotationGraft: "true"},
+		},
+		Spec: corev1.PodSpec{NodeName: "n1", AutomountServiceAccountToken: new(bool), Containers: []corev1.Container{{
+			Name: "nginx", Image: "nginx", SecurityContext: &corev1.SecurityContext{Capabilities: &corev1.Capabilities{Drop: []corev1.Capability{"ALL"}}},
+		}}},
 	}
 	if err := s.admin.Create(s.t.Context(), p); err != nil {
 		s.t.Fatal(err)
@@ -136,6 +141,7 @@ func TestSlices(t *testing.T) {
 		run  func(*testing.T, *shop)
 	}{
 		{"what a node is believed", testBelieved},
+		{"a pod that asks no more", testAsksNoMore},
 		{"resources that change", testChanged},
 		{"another pod of the name", testAnother},
 		{"a slice that cannot be", testInvalid},
@@ -168,6 +174,21 @@ func testBelieved(t *testing.T, s *shop) {
 	}
 	s.delete(p)
 	s.has(p)
+}
+
+// A Service leads to no pod that asks to be grafted no more: its node gives the port to another pod.
+func testAsksNoMore(t *testing.T, s *shop) {
+	p := s.pod("p")
+	s.says(p, s.port("198.51.100.7:31001"))
+	s.has(p, "198.51.100.7:31001")
+	for value, want := range map[string][]string{`null`: nil, `"false"`: nil, `"true"`: {"198.51.100.7:31001"}} {
+		patch := client.RawPatch(types.MergePatchType, []byte(`{"metadata": {"annotations": {"`+api.AnnotationGraft+`": `+value+`}}}`))
+		if err := s.admin.Patch(t.Context(), p.DeepCopy(), patch); err != nil {
+			t.Fatal(err)
+		}
+		s.has(p, want...)
+	}
+	s.delete(p)
 }
 
 func testChanged(t *testing.T, s *shop) {

@@ -92,10 +92,18 @@ func TestChartOfOtherValues(t *testing.T) {
 			[]string{`/opt/cni`, `"--containerd=`, `"handler":"graft46"`},
 		},
 		"containerd is configured elsewhere": {`{containerd: {config: ""}}`, []string{`"--containerd-config="`}, []string{`/etc/containerd`, `containerd-config"`}},
+		"the plugin of NRI": {
+			`{nri: {enabled: true, dir: /run/other/nri}}`,
+			[]string{
+				`"command":["/tsugiki-nri"]`, `{"hostPath":{"path":"/run/other/nri","type":"DirectoryOrCreate"},"name":"nri"}`,
+				`{"mountPath":"/var/run/nri","name":"nri","readOnly":true}`, `{"mountPath":"/var/run/secrets/kubernetes.io/serviceaccount","name":"no-token","readOnly":true}`,
+			},
+			nil,
+		},
 		"the package": {
 			`{` + common + `, agent: {install: false}}`,
 			[]string{`"handler":"graft"`, `"path":"/run/other","type":"Directory"`},
-			[]string{`"privileged"`, `hostPID`, `initContainers`, `/opt/tsugiki`, `/etc/containerd`, `ConfigMap`},
+			[]string{`"privileged"`, `hostPID`, `initContainers`, `/opt/tsugiki`, `/etc/containerd`, `ConfigMap`, `nri`},
 		},
 	} {
 		text := chart(t, "net", tt.values)

@@ -29,7 +29,7 @@ func TestInstall(t *testing.T) {
 
 	// The rig has no systemd that would restart containerd. The pod says what is to be done.
 	c.saysRestart(containerdConfig, "tsugiki")
-	c.restartContainerd(t)
+	c.restartContainerd()
 	c.daemonsReady()
 	c.openShop()
 	c.served(c.service("web"))
@@ -60,7 +60,7 @@ func bareCluster(t *testing.T) *cluster {
 	if err != nil {
 		t.Fatal(err)
 	}
-	c := &cluster{t: t}
+	c := &cluster{t: t, whole: t}
 	c.Cluster = kubetest.StartCluster(t, engines.Options{Image: image, Written: []string{"/etc", "/opt", pluginDir, "/var/lib"}})
 	c.run = c.Rig.Outside(api.RunDir)
 	for name, from := range map[string]string{"tsugiki-kube:0.1": bin, "tsugiki-kube:0.2": changed(t, bin)} {
@@ -227,8 +227,8 @@ func (c *cluster) containerd() int {
 	return pid
 }
 
-// restartContainerd does what systemctl restart containerd does. The new one runs until a test ends.
-func (c *cluster) restartContainerd(until *testing.T, args ...string) {
+// restartContainerd does what systemctl restart containerd does. The new one runs until the whole test ends.
+func (c *cluster) restartContainerd(args ...string) {
 	c.t.Helper()
 	pid := c.containerd()
 	if err := unix.Kill(pid, unix.SIGTERM); err != nil {
@@ -240,7 +240,7 @@ func (c *cluster) restartContainerd(until *testing.T, args ...string) {
 		}
 		return nil
 	})
-	kubetest.Run(until, c.Rig, "containerd", args...)
+	kubetest.Run(c.whole, c.Rig, "containerd", args...)
 	c.containerd()
 }
 
@@ -382,7 +382,7 @@ func (c *cluster) testTranslateInstalled(all *testing.T, config string) {
 	c.upgrade(fmt.Sprintf("{image: 'tsugiki-kube:0.2', containerd: {config: %s}, translate: {enabled: true, pluginDir: %s}, agent: {config: %q}}",
 		otherConfig, pluginDir, strings.ReplaceAll(c.within("    [kubernetes]\n    grants = true\n    [charge]\n"+shared), "    ", "")))
 	c.saysRestart(otherConfig, "tsugiki-translate")
-	c.restartContainerd(all, "--config", otherConfig)
+	c.restartContainerd("--config", otherConfig)
 	c.daemonsReady()
 	l.goOn()
 	c.served(c.hostPort(c.openFour()))

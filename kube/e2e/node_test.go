@@ -19,6 +19,7 @@ import (
 	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 	"github.com/tsugiki/tsugiki/internal/testkit/engines"
+	"github.com/tsugiki/tsugiki/kube/grant"
 	"github.com/tsugiki/tsugiki/kube/kubetest"
 )
 
@@ -29,7 +30,8 @@ const imageOfKube = "docker.io/library/tsugiki-kube:0.1"
 type cluster struct {
 	*kubetest.Cluster
 	t     *testing.T
-	run   string // the agent's folder
+	whole *testing.T // the test that a subtest is of
+	run   string     // the agent's folder
 	agent *kubetest.Process
 }
 
@@ -42,10 +44,18 @@ func (c *cluster) with(t *testing.T) *cluster {
 
 func newCluster(t *testing.T) *cluster {
 	t.Helper()
+	return newClusterOf(t, `{agent: {install: false}}`, func(*engines.Options) {})
+}
+
+// newClusterOf is newCluster with values of the chart, and with other options of the rig.
+func newClusterOf(t *testing.T, values string, change func(*engines.Options)) *cluster {
+	t.Helper()
 	bin := testkit.BuildTsugiki(t)
 	kube := filepath.Join(bin, "kube", "tsugiki-kube")
-	if _, err := os.Stat(kube); err != nil {
-		t.Skip("skip: needs tsugiki-kube, which make kube builds")
+	for _, name := range []string{"tsugiki-kube", "tsugiki-nri"} {
+		if _, err := os.Stat(filepath.Join(bin, "kube", name)); err != nil {
+			t.Skip("skip: needs tsugiki-kube and tsugiki-nri, which make kube builds")
+		}
 	}
 	image, err := engines.BuildImage(t.TempDir())
 	if err != nil {
@@ -55,7 +65,7 @@ func newCluster(t *testing.T) *cluster {
 	if err != nil {
 		t.Fatal(err)
 	}
-	ours, err := engines.ProgramImage(t.TempDir(), imageOfKube, kube)
+	ours, err := engines.ProgramImage(t.TempDir(), imageOfKube, kube, filepath.Join(bin, "kube", "tsugiki-nri"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -65,21 +75,23 @@ func newCluster(t *testing.T) *cluster {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
-	c := &cluster{t: t, run: filepath.Join(dir, "run")}
-	c.Cluster = kubetest.StartCluster(t, engines.Options{
+	c := &cluster{t: t, whole: t, run: filepath.Join(dir, "run")}
+	o := engines.Options{
 		Image:    image,
 		Runtimes: map[string]string{"tsugiki": filepath.Join(bin, "tsugiki-runtime"), "tsugiki-translate": filepath.Join(bin, "tsugiki-runtime")},
 		Networks: map[string]string{"tsugiki-translate": string(alone)},
 		Plugins:  []string{filepath.Join(bin, "tsugiki-cni")},
 		Env:      []string{"TSUGIKI_AGENT=" + api.SocketIn(c.run)},
 		Files:    map[string]string{"/etc/tsugiki/agent.toml": fmt.Sprintf("run_dir = %q\n", c.run)},
-	}, ours)
+	}
+	change(&o)
+	c.Cluster = kubetest.StartCluster(t, o, ours)
 	c.startAgent(filepath.Join(bin, "tsugiki"), dir)
-	c.deploy(`{agent: {install: false}}`) // the test has the agent, which it kills and starts
+	c.deploy(values) // the test has the agent, which it kills and starts
 	c.rolledOut("tsugiki", "tsugiki-kube-cluster")
 	c.daemonsReady()
 	t.Cleanup(func() {
-		if out, err := c.Kubectl("logs", "-n", "tsugiki", "daemonset/tsugiki-kube-node"); t.Failed() {
+		if out, err := c.Kubectl("logs", "-n", "tsugiki", "daemonset/tsugiki-kube-node", "--all-containers", "--prefix"); t.Failed() {
 			t.Logf("tsugiki-kube said (%v):\n%s", err, out)
 		}
 	})
@@ -240,7 +252,7 @@ func (c *cluster) settled() {
 			if p.DeletionTimestamp != nil {
 				return fmt.Errorf("pod %s is about to end\n%s", p.Name, c.describe("shop"))
 			}
-			if p.Spec.RuntimeClassName != nil && p.Spec.NodeName != "" {
+			if (p.Spec.RuntimeClassName != nil || grant.Asks(&p)) && p.Spec.NodeName != "" {
 				wait[string(p.UID)] = p.Status.Phase == corev1.PodRunning
 			}
 		}

@@ -15,7 +15,6 @@ package grant
 import (
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -78,15 +77,16 @@ type Decision struct {
 	Selected bool
 	// Served are the ports of the pod that are ports of the node.
 	Served []Served
+	// Final says that the pod's specification alone refuses it, whatever the resources say.
+	Final bool
 }
 
 // Decide answers a question. A pod that no policy selects is refused.
 func Decide(q *Question) Decision {
 	d := decider{Question: q, used: map[string]used{}}
-	refused := api.Grant{Namespace: q.Pod.Namespace, Name: q.Pod.Name}
-	d.Grant = refused
-	d.Grant.Containers = map[string]api.Rules{}
+	d.Grant = api.Grant{Namespace: q.Pod.Namespace, Name: q.Pod.Name, Containers: map[string]api.Rules{}}
 	err := fit(q.Pod)
+	d.Final = err != nil
 	d.translated = slices.ContainsFunc(q.Policies, d.translates)
 	for _, p := range q.Policies {
 		if err != nil {
@@ -95,22 +95,41 @@ func Decide(q *Question) Decision {
 		err = d.policy(p)
 	}
 	if err == nil && !d.Selected {
-		err = fmt.Errorf("no GraftPolicy of namespace %s selects the pod; make one, or leave the RuntimeClass out", q.Pod.Namespace)
+		err = fmt.Errorf("no GraftPolicy of namespace %s selects the pod; make one, or leave the %s out", q.Pod.Namespace, way(q.Pod))
 	}
 	if err == nil {
 		err = size(&d.Grant)
 	}
 	if err != nil {
-		refused.Refused = err.Error()
-		d.Grant, d.Served = refused, nil
+		refused := refusal(q.Pod, err)
+		refused.Selected, refused.Final = d.Selected, d.Final
+		return refused
 	}
 	return d.Decision
+}
+
+// refusal gives a pod nothing.
+func refusal(p *corev1.Pod, why error) Decision {
+	return Decision{Grant: api.Grant{Namespace: p.Namespace, Name: p.Name, Refused: why.Error()}}
+}
+
+// way names what a pod asks by to be grafted.
+func way(p *corev1.Pod) string {
+	if annotated(p) {
+		return "annotation " + api.AnnotationGraft
+	}
+	return "RuntimeClass"
 }
 
 // fit refuses pods that can be given nothing, whatever the policies say.
 func fit(pod *corev1.Pod) error {
 	if pod.Spec.HostNetwork {
-		return errors.New("the pod uses the host's network, where there is nothing to graft; leave hostNetwork or the RuntimeClass out")
+		return fmt.Errorf("the pod uses the host's network, where there is nothing to graft; leave hostNetwork or the %s out", way(pod))
+	}
+	if annotated(pod) {
+		if err := fitAnnotated(pod); err != nil {
+			return err
+		}
 	}
 	if pod.Spec.HostUsers != nil && !*pod.Spec.HostUsers {
 		return nil // its capabilities are those of a user namespace
@@ -123,11 +142,7 @@ func fit(pod *corev1.Pod) error {
 
 // administrator returns the name of a container with CAP_NET_ADMIN; empty, if the pod has none.
 func administrator(pod *corev1.Pod) string {
-	all := containers(pod)
-	for _, c := range pod.Spec.EphemeralContainers { // they have no rules, and share the pod's namespaces
-		all = append(all, corev1.Container(c.EphemeralContainerCommon))
-	}
-	for _, c := range all {
+	for _, c := range allContainers(pod) {
 		s := c.SecurityContext
 		if s == nil {
 			continue

@@ -38,6 +38,9 @@ func (d *decider) translate(p *v1alpha1.GraftPolicy) error {
 	if t == nil {
 		return nil
 	}
+	if annotated(d.Pod) {
+		return errTranslated
+	}
 	if err := translatable(d.Pod); err != nil {
 		return err
 	}

@@ -17,15 +17,16 @@ var ErrAgentGone = errors.New("the agent is gone")
 // Agent stands for the agent of a node: it keeps grants, has no containers but those that a test
 // says, and follows a new grant for them as the real one does.
 type Agent struct {
-	mu      sync.Mutex // guards what follows
-	grants  map[string]api.Grant
-	running map[string]api.PodState // pods with containers, by UID
-	streams []chan api.PodEvent
-	puts    int
-	refuse  func(api.Grant) error // nil: the agent refuses nothing
-	fails   string                // rules that begin so cannot be put in force; empty: all can
-	bare    map[string][]string   // containers that began without rules, by the pod's UID
-	changed chan struct{}         // closed at each change
+	mu         sync.Mutex // guards what follows
+	grants     map[string]api.Grant
+	running    map[string]api.PodState // pods with containers, by UID
+	streams    []chan api.PodEvent
+	containers []api.Container
+	puts       int
+	refuse     func(api.Grant) error // nil: the agent refuses nothing
+	fails      string                // rules that begin so cannot be put in force; empty: all can
+	bare       map[string][]string   // containers that began without rules, by the pod's UID
+	changed    chan struct{}         // closed at each change
 }
 
 // NewAgent makes one without grants.
@@ -153,6 +154,21 @@ func (a *Agent) Pods() ([]api.PodState, error) {
 		pods[uid] = p
 	}
 	return slices.Collect(maps.Values(pods)), nil
+}
+
+// Containers implements node.Agent. There are those of Run.
+func (a *Agent) Containers() ([]api.Container, error) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	return slices.Clone(a.containers), nil
+}
+
+// Run has containers run, and no others.
+func (a *Agent) Run(list ...api.Container) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.containers = list
+	a.change()
 }
 
 // PodEvents implements node.Agent.

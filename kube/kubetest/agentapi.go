@@ -15,6 +15,7 @@ type PodAgent interface {
 	DeleteGrant(uid string) error
 	Pods() ([]api.PodState, error)
 	PodEvents(ctx context.Context, each func(api.PodEvent)) error
+	Containers() ([]api.Container, error)
 }
 
 // grantMax is more than the longest grant, in bytes.
@@ -41,6 +42,10 @@ func Handler(p PodAgent) http.Handler {
 	})
 	m.HandleFunc("GET /v1/pods", func(w http.ResponseWriter, _ *http.Request) {
 		list, err := p.Pods()
+		reply(w, list, err)
+	})
+	m.HandleFunc("GET /v1/containers", func(w http.ResponseWriter, _ *http.Request) {
+		list, err := p.Containers()
 		reply(w, list, err)
 	})
 	m.HandleFunc("GET /v1/pods/events", func(w http.ResponseWriter, r *http.Request) {

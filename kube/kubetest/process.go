@@ -26,6 +26,18 @@ func Program(t testkit.TB, name string) string {
 	return path
 }
 
+// Containerd returns containerd's programs in the cache, by the paths of those of the distribution whose
+// place they take. It skips the test where they are not built.
+func Containerd(t testkit.TB) map[string]string {
+	t.Helper()
+	dir := Program(t, "containerd")
+	programs := map[string]string{}
+	for _, name := range []string{"containerd", "containerd-shim-runc-v2", "ctr"} {
+		programs["/usr/bin/"+name] = filepath.Join(dir, name)
+	}
+	return programs
+}
+
 // cache is the folder in which scripts/kube.sh leaves programs.
 func cache(t testkit.TB) string {
 	t.Helper()

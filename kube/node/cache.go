@@ -8,6 +8,8 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
+	"sigs.k8s.io/controller-runtime/pkg/event"
+	"sigs.k8s.io/controller-runtime/pkg/predicate"
 	"sigs.k8s.io/controller-runtime/pkg/reconcile"
 
 	"github.com/tsugiki/tsugiki/kube/caches"
@@ -54,10 +56,14 @@ func stripPod(object any) (any, error) {
 	if !is {
 		return object, nil
 	}
-	ours := p.Annotations[AnnotationPorts]
+	ours, keep := p.Annotations[AnnotationPorts], keepRunning(p)
 	caches.StripPod(p, ConditionGrafted, grant.ConditionPorts, corev1.PodInitialized)
+	keep()
 	if ours != "" {
-		p.Annotations = map[string]string{AnnotationPorts: ours}
+		if p.Annotations == nil {
+			p.Annotations = map[string]string{}
+		}
+		p.Annotations[AnnotationPorts] = ours
 	}
 	return p, nil
 }
@@ -65,7 +71,15 @@ func stripPod(object any) (any, error) {
 // concerns tells whether an object is a pod that is grafted.
 func (n *Node) concerns(o client.Object) bool {
 	p, is := o.(*corev1.Pod)
-	return is && p.Spec.RuntimeClassName != nil && slices.Contains(n.Classes, *p.Spec.RuntimeClassName)
+	return is && (n.ofOurs(p) || grant.Asks(p))
+}
+
+// ofConcern passes events of pods that are grafted, and of those that ask for it no more.
+func (n *Node) ofConcern() predicate.Funcs {
+	concerns := func(o client.Object) bool { return n.concerns(o) || n.asksNoMore(o) }
+	p := predicate.NewPredicateFuncs(concerns)
+	p.UpdateFunc = func(e event.UpdateEvent) bool { return concerns(e.ObjectOld) || concerns(e.ObjectNew) }
+	return p
 }
 
 // podsIn returns the grafted pods of a namespace; all, if the name is empty.

@@ -21,7 +21,7 @@
 //
 // A refusal is put only when a container of the pod has waited for grace, or if the pod has been
 // given something: watches are not ordered among each other, so a pod may come before the policy
-// that was created first.
+// that was created first. A refusal by the pod's specification alone waits for nothing.
 //
 // A grant that the agent cannot carry out (api.ErrInvalid) becomes a refusal with the agent's reason:
 // the pod has neither the rules before nor half of the new ones. Rules that the node cannot have at present, as another
@@ -64,6 +64,7 @@ type Agent interface {
 	DeleteGrant(uid string) error
 	Pods() ([]api.PodState, error)
 	PodEvents(ctx context.Context, each func(api.PodEvent)) error
+	Containers() ([]api.Container, error)
 }
 
 // Options configure a node.
@@ -79,6 +80,8 @@ type Options struct {
 	// Again is the pause before the agent is asked again for what it could not do: what is in the way may be gone. 0 is
 	// a minute.
 	Again time.Duration
+	// MissingAfter is that of the constant, if it is 0.
+	MissingAfter time.Duration
 	// Workers is the number of pods at once.
 	Workers int
 	Log     *slog.Logger
@@ -115,11 +118,14 @@ type known struct {
 	failed    []api.GrantFailure  // what of the grant is not in force
 	retry     time.Time           // when it is put again therefore
 	decided   *grant.Decision     // of the grant; nil: none
+	grafted   map[string]string   // ids of containers that the agent has had, by name; see annotated.go
+	unruled   map[string]string   // ids of containers that have run without rules, by name
+	looked    looked
 }
 
 // Add adds a node to a manager whose caches are those of CacheOptions.
 func Add(m ctrl.Manager, o Options) (*Node, error) {
-	o.Grace, o.Again = cmp.Or(o.Grace, Grace), cmp.Or(o.Again, refusedAgain)
+	o.Grace, o.Again, o.MissingAfter = cmp.Or(o.Grace, Grace), cmp.Or(o.Again, refusedAgain), cmp.Or(o.MissingAfter, MissingAfter)
 	n := &Node{
 		Options: o, client: m.GetClient(), live: m.GetAPIReader(), events: m.GetEventRecorder("tsugiki"), ports: ports.New(o.Free),
 		wake:   make(chan event.TypedGenericEvent[client.Object], 1024),
@@ -130,7 +136,7 @@ func Add(m ctrl.Manager, o Options) (*Node, error) {
 		return nil, fmt.Errorf("watch for node %s: %w", o.Node.Name, err)
 	}
 	err := ctrl.NewControllerManagedBy(m).Named("pod").
-		For(&corev1.Pod{}, builder.WithPredicates(predicate.NewPredicateFuncs(n.concerns))).
+		For(&corev1.Pod{}, builder.WithPredicates(n.ofConcern())).
 		Watches(&corev1.Pod{}, handler.EnqueueRequestsFromMapFunc(n.podsWithPeers), builder.WithPredicates(peerChanged)).
 		Watches(&v1alpha1.GraftPolicy{}, handler.EnqueueRequestsFromMapFunc(n.podsOfNamespace), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		Watches(&v1alpha1.GraftEndpoint{}, handler.EnqueueRequestsFromMapFunc(n.podsOfEndpoint), builder.WithPredicates(predicate.GenerationChangedPredicate{})).

@@ -44,6 +44,8 @@ func TestNode(t *testing.T) {
 		{"a pod of the same name", testSameName},
 		{"pods that a rule selects", testPeers},
 		{"pods whose IPv4 is translated", testTranslated},
+		{"pods that ask by an annotation", testAnnotated},
+		{"pods that ask by an annotation, and are refused", testAnnotatedRefused},
 		{"the status of a pod that has gone", testOldStatus},
 		{"the status of a newer API server", testNewerFields},
 		{"what a node may not do", testPermissions},

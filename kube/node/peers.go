@@ -72,7 +72,7 @@ var peerChanged = predicate.Funcs{
 	UpdateFunc: func(e event.UpdateEvent) bool {
 		before, isPod := e.ObjectOld.(*corev1.Pod)
 		after, _ := e.ObjectNew.(*corev1.Pod)
-		return isPod && after != nil && (before.UID != after.UID || ended(before) != ended(after) ||
+		return isPod && after != nil && (before.UID != after.UID || ended(before) != ended(after) || grant.Asks(before) != grant.Asks(after) ||
 			!maps.Equal(before.Labels, after.Labels) || !slices.Equal(before.Status.PodIPs, after.Status.PodIPs))
 	},
 }

@@ -43,6 +43,12 @@ func (n *Node) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result, erro
 	if here {
 		uid = string(pod.UID)
 	}
+	waits := n.waits(string(pod.UID))
+	if err == nil && n.asksNoMore(&pod) {
+		if err := n.letGo(ctx, &pod); err != nil {
+			return ctrl.Result{}, err
+		}
+	}
 	switch wait, err := n.forgetOthers(ctx, r.NamespacedName, uid); {
 	case err != nil:
 		return ctrl.Result{}, err
@@ -50,14 +56,17 @@ func (n *Node) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result, erro
 		return ctrl.Result{RequeueAfter: again}, nil // until the cache has it
 	}
 	if !here {
-		return ctrl.Result{}, nil
+		if err == nil && waits && !n.concerns(&pod) {
+			err = n.refuseOther(&pod)
+		}
+		return ctrl.Result{}, client.IgnoreNotFound(err)
 	}
 	k := n.know(&pod)
 	d, err := n.decide(ctx, &pod, k)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	if wait := n.refusalWaits(k, &d); wait != 0 {
+	if wait := n.refusalWaits(&pod, k, &d); wait != 0 {
 		return ctrl.Result{RequeueAfter: max(0, wait)}, nil
 	}
 	var result ctrl.Result
@@ -70,6 +79,13 @@ func (n *Node) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result, erro
 	}
 	if err != nil {
 		return ctrl.Result{}, err
+	}
+	look, err := n.watchOver(&pod, k, &d)
+	if err != nil {
+		return ctrl.Result{}, err
+	}
+	if look > 0 && (result.RequeueAfter == 0 || look < result.RequeueAfter) {
+		result.RequeueAfter = look
 	}
 	n.mu.Lock()
 	k.decided = &d
@@ -90,6 +106,9 @@ func (n *Node) write(ctx context.Context, r ctrl.Request) (ctrl.Result, error) {
 	var pod corev1.Pod
 	if err := n.client.Get(ctx, r.NamespacedName, &pod); err != nil {
 		return ctrl.Result{}, client.IgnoreNotFound(err)
+	}
+	if !n.concerns(&pod) {
+		return ctrl.Result{}, nil // letGo writes its status
 	}
 	n.mu.Lock()
 	var d *grant.Decision
@@ -144,6 +163,9 @@ func (n *Node) forget(key types.NamespacedName, k *known) error {
 // decide asks what a pod is given, by the caches. It notes an endpoint before it reads it, and that
 // rules select pods before it reads those, so that each later change of these wakes the pod.
 func (n *Node) decide(ctx context.Context, pod *corev1.Pod, k *known) (grant.Decision, error) {
+	if n.ofOthers(pod) {
+		return grant.OfClass(pod), nil
+	}
 	asked, selects := map[string]bool{}, false
 	d, err := caches.Decide(ctx, n.client, pod, n.Node, n.ports, func(endpoint string) {
 		asked[endpoint] = true
@@ -174,17 +196,17 @@ func (n *Node) know(pod *corev1.Pod) *known {
 
 // refusalWaits tells how long a refusal has to wait; 0: it does not; less: until a container of the
 // pod waits. See the theory of operation.
-func (n *Node) refusalWaits(k *known, d *grant.Decision) time.Duration {
+func (n *Node) refusalWaits(pod *corev1.Pod, k *known, d *grant.Decision) time.Duration {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	if d.Grant.Refused == "" || k.given || k.put != nil {
+	if d.Grant.Refused == "" || d.Final || k.given || k.put != nil {
 		return 0
 	}
 	since, waits := n.waiting[k.uid]
 	if !waits {
 		return -1
 	}
-	return max(0, n.Grace-time.Since(since))
+	return max(0, n.graceFor(pod)-time.Since(since))
 }
 
 // put tells the agent what a pod is given, unless it knows that, and tells of what has changed for

@@ -191,12 +191,20 @@ func (n *Node) isGone(ctx context.Context, key types.NamespacedName, k *known) (
 
 // remove takes away all that a pod was given.
 func (n *Node) remove(uid string) error {
-	if err := n.Agent.DeleteGrant(uid); err != nil && !errors.Is(err, api.ErrNotFound) {
+	if err := n.revoke(uid); err != nil {
 		return err
 	}
 	n.ports.Release(uid)
 	n.mu.Lock()
 	delete(n.waiting, uid)
 	n.mu.Unlock()
+	return nil
+}
+
+// revoke takes the grant of a pod away.
+func (n *Node) revoke(uid string) error {
+	if err := n.Agent.DeleteGrant(uid); !errors.Is(err, api.ErrNotFound) {
+		return err
+	}
 	return nil
 }

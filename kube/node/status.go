@@ -34,6 +34,7 @@ const (
 	ReasonMoved     = "GraftMoved"
 	ReasonFailed    = "GraftFailed"
 	ReasonNoPorts   = "NoPorts" // of grant.ConditionPorts
+	ReasonNotAsked  = "GraftNotAsked"
 )
 
 // messageMax is the longest message of an event, and the longest refusal by the agent, in bytes.
@@ -42,8 +43,8 @@ const messageMax = 1000
 // writeStatus writes the ports and the conditions of a pod, if they are others.
 func (n *Node) writeStatus(ctx context.Context, pod *corev1.Pod, k *known, d *grant.Decision) error {
 	ports := ""
-	if len(d.Served) > 0 {
-		text, err := json.Marshal(d.Served)
+	if served := n.reachable(pod, k, d); len(served) > 0 {
+		text, err := json.Marshal(served)
 		if err != nil {
 			return err
 		}
@@ -163,6 +164,10 @@ func (n *Node) condition(pod *corev1.Pod, k *known, d *grant.Decision) *corev1.P
 		c.Message = clip(c.Message)
 	case len(needs) > 0:
 		c.Status, c.Reason, c.Message = corev1.ConditionFalse, ReasonRestart, clip(restartText(needs, k.because))
+	case n.byAnnotation(pod):
+		if not := k.notYet(d); not != nil {
+			c = *not
+		}
 	}
 	return &c
 }

@@ -106,7 +106,7 @@ func (w *world) start(grace time.Duration) {
 	m := w.manager(w.config, CacheOptions(kubetest.NodeName))
 	_, err := Add(m, Options{
 		Node: grant.Node{Name: kubetest.NodeName, IPv4: testkit.HostAddr4, IPv6: testkit.HostAddr6}, Classes: []string{"tsugiki", "tsugiki-translate"},
-		Agent: w.agent, Grace: grace, Again: w.again, Workers: 2, Log: log,
+		Agent: w.agent, Grace: grace, Again: w.again, MissingAfter: time.Millisecond, Workers: 2, Log: log,
 	})
 	if err != nil {
 		w.t.Fatal(err)

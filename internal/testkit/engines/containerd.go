@@ -13,7 +13,7 @@ import (
 )
 
 // containerdConfig is for both of its interfaces. %[1]s is the rig's folder, %[2]s
-// the image's name, %[3]s more runtimes, %[4]s the folder of network plugins.
+// the image's name, %[3]s more runtimes, %[4]s the folder of network plugins, %[5]s more of all.
 const containerdConfig = `version = 2
 root = "%[1]s/containerd"
 [plugins."io.containerd.grpc.v1.cri"]
@@ -25,7 +25,7 @@ bin_dir = "%[4]s"
 conf_dir = "/etc/cni/net.d"
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
 runtime_type = "io.containerd.runc.v2"
-%[3]s`
+%[3]s%[5]s`
 
 const containerdRuntime = `[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.%[1]s]
 runtime_type = "io.containerd.runc.v2"
@@ -67,7 +67,7 @@ func (r *Rig) startContainerd(t testkit.TB, namespace string) {
 		}
 		fmt.Fprintf(&runtimes, containerdRuntime, name, path, network)
 	}
-	files["/etc/containerd/config.toml"] = fmt.Sprintf(containerdConfig, r.dir, ImageName, runtimes.String(), r.pluginFolder(t))
+	files["/etc/containerd/config.toml"] = fmt.Sprintf(containerdConfig, r.dir, ImageName, runtimes.String(), r.pluginFolder(t), r.Containerd)
 	r.configure(t, files)
 	r.daemon(t, func() error {
 		_, err := r.run("ctr", "version")

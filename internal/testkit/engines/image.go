@@ -6,7 +6,6 @@ import (
 	"crypto/sha256"
 	"embed"
 	"encoding/json"
-	"errors"
 	"fmt"
 	"maps"
 	"os"
@@ -127,16 +126,21 @@ func (i *Image) Saying(dir, name string, words map[string]string) (*Image, error
 	return s, s.writeOCI(name, words)
 }
 
-// ProgramImage makes, in a folder, an image with a static program alone, which its containers run.
-func ProgramImage(dir, name, program string) (*Image, error) {
-	text, err := os.ReadFile(program)
-	if err != nil {
-		return nil, err
-	}
+// ProgramImage makes, in a folder, an image with static programs alone. Its containers run the first one.
+func ProgramImage(dir, name, program string, others ...string) (*Image, error) {
 	var layer bytes.Buffer
 	w := tar.NewWriter(&layer)
 	base := filepath.Base(program)
-	if err := errors.Join(add(w, base, 0o755, text), w.Close()); err != nil {
+	for _, p := range append([]string{program}, others...) {
+		text, err := os.ReadFile(p)
+		if err == nil {
+			err = add(w, filepath.Base(p), 0o755, text)
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	if err := w.Close(); err != nil {
 		return nil, err
 	}
 	i := &Image{path: filepath.Join(dir, base+".tar"), layer: layer.Bytes(), program: "/" + base}

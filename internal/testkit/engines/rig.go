@@ -48,6 +48,10 @@ type Options struct {
 	// Networks are lists of CNI plugins of pods that have one of the Runtimes, by the runtime's name.
 	// Other runtimes' pods have Network. They are for containerd.
 	Networks map[string]string
+	// Programs take the place of the distribution's, by the paths of these, in the rig.
+	Programs map[string]string
+	// Containerd is more of containerd's configuration.
+	Containerd string
 	// Files are what the rig's /etc has besides the machine's, by path.
 	Files map[string]string
 	// Written are the folders that programs of the rig can write without changing the machine's;
@@ -137,6 +141,11 @@ func (r *Rig) startJanitor(group string) error {
 	}
 	for path, text := range r.Files {
 		if err := r.write(path, text); err != nil {
+			return errors.Join(err, r.Close())
+		}
+	}
+	for path, program := range r.Programs {
+		if _, err := r.run("mount", "--bind", program, path); err != nil {
 			return errors.Join(err, r.Close())
 		}
 	}
