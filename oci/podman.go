@@ -16,48 +16,71 @@ type stored struct {
 	Image    string   `json:"image"`    // id; empty: the container has no image
 	Metadata string   `json:"metadata"` // the engine's
 	folder   string   // DRIVER-containers
+	pod      crioPod  // zero: the container is not CRI-O's
 }
 
-// findStored finds a container in the lists of its storage. The bundle is
-// STORAGE/DRIVER-containers/ID/userdata; CRI-O may use another storage.
-func findStored(id, bundle string) (stored, bool) {
+// findStored finds a container in the lists of its storage, STORAGE/DRIVER-containers.
+func findStored(s *spec, id, bundle string) (stored, bool) {
+	folder, is := storageFolder(s, id, bundle)
+	if !is {
+		return stored{}, false
+	}
+	var all []stored
+	for _, name := range storedLists {
+		if data, err := readFile(filepath.Join(folder, name)); err == nil {
+			all = append(all, parseStored(data)...)
+		}
+	}
+	c, is := inStorage(all, id)
+	if is {
+		c.folder, c.pod = folder, podIn(all, c)
+	}
+	return c, is
+}
+
+// storedLists are the files with the containers of a storage. Containers of the second one do not
+// survive a restart of the machine.
+var storedLists = []string{"containers.json", "volatile-containers.json"}
+
+// storageFolder returns the folder with the lists of a container's storage. Podman's bundle is in it:
+// STORAGE/DRIVER-containers/ID/userdata. CRI-O's is in a folder of that name for volatile files, and
+// the container's root filesystem, which the engine has made, is in the storage. A folder with lists
+// is that of a storage: Podman's containers may have a root filesystem anywhere.
+func storageFolder(s *spec, id, bundle string) (folder string, is bool) {
 	dir := filepath.Dir(bundle)
 	if filepath.Base(bundle) != "userdata" || filepath.Base(dir) != id {
-		return stored{}, false
+		return "", false
 	}
-	folder := filepath.Dir(dir)
-	for _, name := range []string{"containers.json", "volatile-containers.json"} {
-		data, err := readFile(filepath.Join(folder, name))
-		if err != nil {
-			continue
-		}
-		if c, ok := parseStored(data, id); ok {
-			c.folder = folder
-			return c, true
+	folder = filepath.Dir(dir)
+	for _, name := range append([]string{"containers.lock"}, storedLists...) {
+		if _, err := os.Lstat(filepath.Join(folder, name)); err == nil {
+			return folder, true
 		}
 	}
-	return stored{}, false
+	root, driver := s.storage()
+	return filepath.Join(root, driver+"-containers"), root != "" && driver+"-containers" == filepath.Base(folder)
 }
 
-func parseStored(data []byte, id string) (stored, bool) {
+func parseStored(data []byte) []stored {
 	var list []stored
 	if json.Unmarshal(data, &list) != nil {
-		return stored{}, false
+		return nil
 	}
-	i := slices.IndexFunc(list, func(c stored) bool { return c.ID == id })
+	return list
+}
+
+func inStorage(all []stored, id string) (stored, bool) {
+	i := slices.IndexFunc(all, func(c stored) bool { return c.ID == id })
 	if i < 0 {
 		return stored{}, false
 	}
-	return list[i], true
+	return all[i], true
 }
 
 // engine returns the engine by the metadata that the engine has written. Annotations may come
 // from the image, also io.container.manager.
 func (c stored) engine() string {
-	var m struct {
-		PodID string `json:"pod-id"`
-	}
-	if json.Unmarshal([]byte(c.Metadata), &m) == nil && m.PodID != "" {
+	if c.pod.Sandbox != "" {
 		return kubernetes
 	}
 	return podman
