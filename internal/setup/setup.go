@@ -27,9 +27,9 @@ type Engine struct {
 	// Next is the command that makes the engine read its configuration again. It is empty if the
 	// engine needs none.
 	Next string
-	// add returns the text with an entry for the runtime at a path. An empty text means that the
-	// file does not exist.
-	add func(text []byte, runtime string) ([]byte, error)
+	// add returns the text of a file with an entry for the runtime at a path. An empty text means
+	// that the file does not exist.
+	add func(file string, text []byte, runtime string) ([]byte, error)
 	// remove returns the text without the entry, or an empty text if nothing is left. The text may
 	// have no entry.
 	remove func(text []byte) ([]byte, error)
@@ -38,9 +38,9 @@ type Engine struct {
 // Engines returns the engines that setup knows.
 func Engines() []Engine {
 	return []Engine{
-		{"containerd", "/etc/containerd/config.toml", "systemctl restart containerd", addContainerd, removeContainerd},
+		{"containerd", "/etc/containerd/config.toml", "systemctl restart containerd", oneFile(addContainerd), removeContainerd},
 		{"crio", "/etc/crio/crio.conf.d/60-tsugiki.conf", "systemctl restart crio", ownFile(crioText), cutBlock},
-		{"docker", "/etc/docker/daemon.json", "systemctl reload docker", addDocker, removeDocker},
+		{"docker", "/etc/docker/daemon.json", "systemctl reload docker", oneFile(addDocker), removeDocker},
 		{"podman", "/etc/containers/containers.conf.d/60-tsugiki.conf", "", ownFile(podmanText), cutBlock},
 	}
 }
@@ -64,7 +64,7 @@ type Change struct {
 
 // Add returns the change that adds an entry for the runtime at a path.
 func (e Engine) Add(runtime string) (Change, error) {
-	return e.change(func(text []byte) ([]byte, error) { return e.add(text, runtime) })
+	return e.change(func(text []byte) ([]byte, error) { return e.add(e.File, text, runtime) })
 }
 
 // Remove returns the change that removes the entry of Add.

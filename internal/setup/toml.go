@@ -30,21 +30,26 @@ func cutBlock(text []byte) ([]byte, error) {
 }
 
 // ownFile returns the add function of an engine whose configuration may have several files: one of
-// them is ours.
-func ownFile(entry func(runtime string) string) func([]byte, string) ([]byte, error) {
-	return func(text []byte, runtime string) ([]byte, error) {
+// them is ours. entry gets its path.
+func ownFile(entry func(file, runtime string) (string, error)) func(string, []byte, string) ([]byte, error) {
+	return func(file string, text []byte, runtime string) ([]byte, error) {
 		rest, err := cutBlock(text)
-		if err == nil && len(rest) > 0 {
-			err = fmt.Errorf("%w: setup has not written this file", ErrForeign)
+		if err != nil {
+			return nil, err
 		}
-		return block(entry(runtime)), err
+		if len(rest) > 0 {
+			return nil, fmt.Errorf("%w: setup has not written this file", ErrForeign)
+		}
+		ours, err := entry(file, runtime)
+		return block(ours), err
 	}
 }
 
-func podmanText(runtime string) string {
-	return fmt.Sprintf("[engine.runtimes]\ntsugiki = [%q]\n", runtime)
+// oneFile returns the add function of an engine whose configuration is one file.
+func oneFile(add func([]byte, string) ([]byte, error)) func(string, []byte, string) ([]byte, error) {
+	return func(_ string, text []byte, runtime string) ([]byte, error) { return add(text, runtime) }
 }
 
-func crioText(runtime string) string {
-	return fmt.Sprintf("[crio.runtime.runtimes.tsugiki]\nruntime_path = %q\nruntime_type = \"oci\"\n", runtime)
+func podmanText(_, runtime string) (string, error) {
+	return fmt.Sprintf("[engine.runtimes]\ntsugiki = [%q]\n", runtime), nil
 }
