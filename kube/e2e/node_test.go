@@ -22,7 +22,7 @@ import (
 	"github.com/tsugiki/tsugiki/kube/kubetest"
 )
 
-// imageOfKube is what deploy/manifests name, as containerd calls it.
+// imageOfKube is what deploy/manifests name, as engines call it.
 const imageOfKube = "docker.io/library/tsugiki-kube:0.1"
 
 // cluster is a cluster with all of deploy/manifests, whose node has an agent.
@@ -40,7 +40,8 @@ func (c *cluster) with(t *testing.T) *cluster {
 	return &of
 }
 
-func newCluster(t *testing.T) *cluster {
+// newCluster starts a cluster whose node has containerd, or CRI-O if it gets the folder of that.
+func newCluster(t *testing.T, crio string) *cluster {
 	t.Helper()
 	bin := testkit.BuildTsugiki(t)
 	kube := filepath.Join(bin, "kube", "tsugiki-kube")
@@ -66,15 +67,21 @@ func newCluster(t *testing.T) *cluster {
 	}
 	t.Cleanup(func() { os.RemoveAll(dir) })
 	c := &cluster{t: t, run: filepath.Join(dir, "run")}
-	c.Cluster = kubetest.StartCluster(t, engines.Options{
+	options := engines.Options{
 		Image:    image,
 		Runtimes: map[string]string{"tsugiki": filepath.Join(bin, "tsugiki-runtime"), "tsugiki-translate": filepath.Join(bin, "tsugiki-runtime")},
 		Networks: map[string]string{"tsugiki-translate": string(alone)},
 		Plugins:  []string{filepath.Join(bin, "tsugiki-cni")},
 		Env:      []string{"TSUGIKI_AGENT=" + api.SocketIn(c.run)},
 		Files:    map[string]string{"/etc/tsugiki/agent.toml": fmt.Sprintf("run_dir = %q\n", c.run)},
-	}, ours)
-	c.startAgent(filepath.Join(bin, "tsugiki"), dir)
+		CRIO:     crio,
+	}
+	shared := "containerd"
+	if crio != "" { // it has our runtime by tsugiki setup, and one network for all
+		options.Runtimes, options.Networks, shared = nil, nil, "crio"
+	}
+	c.Cluster = kubetest.StartCluster(t, options, ours)
+	c.startAgent(filepath.Join(bin, "tsugiki"), dir, shared)
 	c.deploy(`{agent: {install: false}}`) // the test has the agent, which it kills and starts
 	c.rolledOut("tsugiki", "tsugiki-kube-cluster")
 	c.daemonsReady()
@@ -98,9 +105,9 @@ func (c *cluster) deploy(values string) {
 
 // startAgent starts the agent of the node. It charges the containers of the cluster alone, and its
 // folder is /run/tsugiki for pods.
-func (c *cluster) startAgent(tsugiki, dir string) {
+func (c *cluster) startAgent(tsugiki, dir, shared string) {
 	c.t.Helper()
-	config := fmt.Sprintf("[kubernetes]\ngrants = true\n[charge]\nwithin = %q\nshared = [\"containerd\"]\n", "/"+filepath.Base(c.Rig.Group()))
+	config := fmt.Sprintf("[kubernetes]\ngrants = true\n[charge]\nwithin = %q\nshared = [%q]\n", "/"+filepath.Base(c.Rig.Group()), shared)
 	file := filepath.Join(dir, "agent.toml")
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		c.t.Fatal(err)
