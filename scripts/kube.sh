@@ -18,7 +18,7 @@ programs=("$@")
 ((${#programs[@]})) || programs=(kube-apiserver kube-controller-manager kube-scheduler kubelet kubectl kube-proxy kwok crio pinns)
 
 # What CRI-O leaves out: graph drivers and signatures by libraries that nothing here uses.
-crio_tags=seccomp,containers_image_openpgp,containers_image_ostree_stub,exclude_graphdriver_btrfs,btrfs_noversion
+crio_tags=seccomp,libsqlite3,containers_image_openpgp,containers_image_ostree_stub,exclude_graphdriver_btrfs,btrfs_noversion
 
 # Builds a program of a module, the way that its project does. pinns is in C.
 build() {
