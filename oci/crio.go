@@ -15,7 +15,7 @@ type crioPod struct {
 // podIn returns the pod of a container in the lists of its storage. All of it is CRI-O's own: it stores
 // what the kubelet asks for, and nothing of an image or of a pod's annotations. The annotations of a
 // bundle do not count. CRI-O gives each container those of the pod, and writes the pod's annotations
-// over its own into the bundle of a sandbox (seen with 1.36).
+// over its own into the bundle of a sandbox (1.36, server/sandbox_run_linux.go).
 //
 // The lists are those of containers/storage, with metadata of CRI-O's RuntimeContainerMetadata
 // (internal/storage/runtime.go). Only that of a sandbox has the UID and the namespace.
