@@ -62,7 +62,9 @@ func startCRIO(t testkit.TB, r *Rig) Engine {
 	}
 	r.configure(t, map[string]string{
 		"/etc/cni/net.d/0-pods.conflist": r.network(),
-		"/etc/crio/crio.conf":            fmt.Sprintf(crioConfig, r.dir, ImageName, r.CRIO, r.pluginFolder(t), runtimes.String()),
+		// The image of a manifest may have a short name.
+		"/etc/containers/registries.conf.d/rig.conf": "unqualified-search-registries = [\"docker.io\"]\n",
+		"/etc/crio/crio.conf":                        fmt.Sprintf(crioConfig, r.dir, ImageName, r.CRIO, r.pluginFolder(t), runtimes.String()),
 	})
 	if err := r.loadStorage(r.Image); err != nil {
 		t.Fatalf("%v", err)
