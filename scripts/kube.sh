@@ -2,7 +2,7 @@
 # Builds the parts of Kubernetes that tools/kube/go.mod pins, kwok of tools/kwok/go.mod, and CRI-O (crio
 # and pinns) of tools/crio/go.mod, into .cache/kube, and names that folder. kube-apiserver is the first,
 # since tests of the controllers need it alone. A program that was built of the same modules is not built
-# again. "kube.sh kube-apiserver kubectl" builds only those.
+# again. "kube.sh kube-apiserver kubectl" builds only those. CRI-O is built if it is named.
 #
 # Two processes may call this at once: the second one waits. The first build takes 12 minutes on two
 # cores, and 2 GiB of memory.
@@ -15,7 +15,7 @@ exec 9>"$cache/lock"
 flock 9
 
 programs=("$@")
-((${#programs[@]})) || programs=(kube-apiserver kube-controller-manager kube-scheduler kubelet kubectl kube-proxy kwok crio pinns)
+((${#programs[@]})) || programs=(kube-apiserver kube-controller-manager kube-scheduler kubelet kubectl kube-proxy kwok)
 
 # What CRI-O leaves out: graph drivers and signatures by libraries that nothing here uses.
 crio_tags=seccomp,libsqlite3,containers_image_openpgp,containers_image_ostree_stub,exclude_graphdriver_btrfs,btrfs_noversion

@@ -14,7 +14,9 @@ import (
 	"github.com/tsugiki/tsugiki/kube/node"
 )
 
-// TestCRIO has a node with CRI-O, to which tsugiki setup has added the runtime. See TestCluster.
+// TestCRIO has a node with CRI-O, to which tsugiki setup has added the runtime. See TestCluster. It does
+// not pass yet: the node becomes ready and sandboxes run, and runc refuses the hugetlb limits and the
+// negative oom_score_adj that CRI-O gives containers, where the machine lacks hugetlb or CAP_SYS_RESOURCE.
 func TestCRIO(t *testing.T) {
 	crio := filepath.Dir(kubetest.Program(t, "crio"))
 	kubetest.Program(t, "pinns")
