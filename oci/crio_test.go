@@ -108,48 +108,83 @@ func TestCRIOPod(t *testing.T) {
 	}
 }
 
-// A container whose storage is not found is not created: it might have a grant, or none.
+// A container whose storage is not found is not created, whatever its annotations say: it might have a
+// grant, or none.
 func TestCRIOUnknown(t *testing.T) {
 	list := map[string]string{"volatile-containers.json": "[" + crioEntry(t, testID, map[string]any{"pod-id": boxID}) + "]"}
 	storage := files(t, t.TempDir(), under("overlay-containers", list))
-	for name, tt := range map[string]struct{ root, bundle string }{
-		"no root filesystem":      {"", crioBundle(testID)},
-		"another root filesystem": {`"root":{"path":"/srv/x"},`, crioBundle(testID)},
-		"a relative path":         {`"root":{"path":"rootfs"},`, crioBundle(testID)},
-		"another driver":          {`"root":{"path":"` + storage + `/vfs/dir/x"},`, crioBundle(testID)},
-		"another container":       {`"root":{"path":"` + storage + `/overlay/layer/merged"},`, crioBundle(boxID)},
-		"another bundle":          {`"root":{"path":"` + storage + `/overlay/layer/merged"},`, "/run/x/" + testID},
+	own := `"io.container.manager":"cri-o","tsugiki.dev/mode":"auto"`
+	theirs := `"io.container.manager":"other","tsugiki.dev/mode":"auto"`
+	for name, tt := range map[string]struct{ root, annotations, bundle string }{
+		"no root filesystem":                      {"", own, crioBundle(testID)},
+		"no root filesystem, and another manager": {"", theirs, crioBundle(testID)},
+		"another root filesystem":                 {`"root":{"path":"/srv/x"},`, own, crioBundle(testID)},
+		"a relative path":                         {`"root":{"path":"rootfs"},`, own, crioBundle(testID)},
+		"another driver":                          {`"root":{"path":"` + storage + `/vfs/dir/x"},`, own, crioBundle(testID)},
+		"another container":                       {`"root":{"path":"` + storage + `/overlay/layer/merged"},`, own, crioBundle(boxID)},
+		"another container and manager":           {`"root":{"path":"` + storage + `/overlay/layer/merged"},`, theirs, crioBundle(boxID)},
+		"another bundle":                          {`"root":{"path":"` + storage + `/overlay/layer/merged"},`, own, "/run/x/" + testID},
 	} {
-		s, err := parseSpec([]byte(`{` + tt.root + `"annotations":{"io.container.manager":"cri-o","tsugiki.dev/mode":"auto"}}`))
+		s, err := parseSpec([]byte(`{` + tt.root + `"annotations":{` + tt.annotations + `}}`))
 		if err != nil {
 			t.Fatal(err)
 		}
-		id := filepath.Base(filepath.Dir(tt.bundle))
-		if f, err := factsOf(s, id, tt.bundle); err == nil || !strings.Contains(err.Error(), "CRI-O's storage has no container") {
+		id := testID
+		if strings.Contains(tt.bundle, boxID) {
+			id = boxID
+		}
+		if f, err := factsOf(s, id, tt.bundle); err == nil || !strings.Contains(err.Error(), "no storage of Podman or CRI-O has container "+id) {
 			t.Errorf("%s: %+v, %v", name, f, err)
 		}
 	}
 }
 
-// A container of Podman may have any root filesystem: what looks like CRI-O's storage beside it counts for nothing.
+// Lists that are left in the folder of volatile files do not keep those of the storage from being found.
+func TestCRIOLeftLists(t *testing.T) {
+	entry := crioEntry(t, testID, map[string]any{"pod-id": boxID, "metadata-name": "main"})
+	box := crioEntry(t, boxID, map[string]any{"pod-id": boxID, "metadata-name": "pod", "uid": "u-1", "namespace": "ns", "pod": true})
+	storage := files(t, t.TempDir(), map[string]string{"overlay-containers/volatile-containers.json": "[" + entry + "," + box + "]"})
+	for name, texts := range map[string]map[string]string{
+		"a lock":      {"overlay-containers/containers.lock": ""},
+		"an old list": {"overlay-containers/volatile-containers.json": "[" + box + "]"},
+		"no list":     {"overlay-containers/volatile-containers.json": "{"},
+	} {
+		left := files(t, t.TempDir(), texts)
+		s, err := parseSpec([]byte(`{"root":{"path":"` + storage + `/overlay/layer/merged"}}`))
+		if err != nil {
+			t.Fatal(err)
+		}
+		f, err := factsOf(s, testID, filepath.Join(left, "overlay-containers", testID, "userdata"))
+		if err != nil || f.pod == nil || f.pod.UID != "u-1" {
+			t.Errorf("%s: %+v, %v", name, f, err)
+		}
+	}
+}
+
+// A container that is in Podman's list may have any root filesystem: what looks like CRI-O's storage
+// beside that counts for nothing.
 func TestPodmanIsNotCRIO(t *testing.T) {
 	entry := crioEntry(t, testID, map[string]any{"pod-id": boxID, "metadata-name": "main"})
 	box := crioEntry(t, boxID, map[string]any{"pod-id": boxID, "metadata-name": "pod", "uid": "u-1", "namespace": "ns", "pod": true})
 	theirs := files(t, t.TempDir(), map[string]string{"overlay-containers/containers.json": "[" + entry + "," + box + "]"})
-	for name, texts := range map[string]map[string]string{
-		"in its list":            {"overlay-containers/containers.json": `[{"id":"` + testID + `","names":["web"],"metadata":"{}"}]`},
-		"not in its list":        {"overlay-containers/volatile-containers.json": `[]`},
-		"its storage is empty":   {"overlay-containers/containers.lock": ""},
-		"its list is not a list": {"overlay-containers/containers.json": `{`},
-	} {
-		storage := files(t, t.TempDir(), texts)
+	for _, list := range storedLists {
+		storage := files(t, t.TempDir(), map[string]string{"overlay-containers/" + list: `[{"id":"` + testID + `","names":["web"],"metadata":"{}"}]`})
 		s, err := parseSpec([]byte(`{"root":{"path":"` + theirs + `/overlay/layer/merged"}}`))
 		if err != nil {
 			t.Fatal(err)
 		}
 		f, err := factsOf(s, testID, filepath.Join(storage, "overlay-containers", testID, "userdata"))
-		if err != nil || f.pod != nil || f.engine == kubernetes {
-			t.Errorf("%s: %+v, %v", name, f, err)
+		if err != nil || f.pod != nil || f.engine != podman || f.name != "web" {
+			t.Errorf("%s: %+v, %v", list, f, err)
 		}
+	}
+	// A storage of Podman's that is not in the list of the bundle's folder is none.
+	other := files(t, t.TempDir(), map[string]string{"overlay-containers/containers.json": `[{"id":"` + testID + `","names":["web"]}]`})
+	s, err := parseSpec([]byte(`{"root":{"path":"` + other + `/overlay/layer/merged"}}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if f, err := factsOf(s, testID, crioBundle(testID)); err == nil {
+		t.Errorf("a container of Podman, by its root filesystem: %+v", f)
 	}
 }

@@ -110,8 +110,9 @@ func factsOf(s *spec, id, bundle string) (facts, error) {
 			f.pod = &p
 		}
 	case other:
-		if s.annotations["io.container.manager"] == "cri-o" {
-			return f, fmt.Errorf("CRI-O's storage has no container %s, so its pod is not known; choose another runtime for it", id)
+		// A pod may replace the annotation in the bundle of its sandbox, and not the bundle's folder.
+		if s.annotations["io.container.manager"] == "cri-o" || isStored(id, bundle) {
+			return f, fmt.Errorf("no storage of Podman or CRI-O has container %s, so its pod is not known; choose another runtime for it", id)
 		}
 		given.image = nil
 	}

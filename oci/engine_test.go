@@ -155,7 +155,6 @@ func TestFacts(t *testing.T) {
 		"podman, with what is another engine's": {
 			annotated(`"io.container.manager":"libpod","nerdctl/name":"n",` + pod + `"sandbox"`), filepath.Join(storage, testID, "userdata"), facts{engine: podman, name: "pod", loopback: true},
 		},
-		"podman without names": {annotated(`"io.container.manager":"libpod"`), filepath.Join(t.TempDir(), testID, "userdata"), facts{engine: other, name: "0123456789ab", loopback: true}},
 	} {
 		s, err := parseSpec([]byte(tt.config))
 		if err != nil {

@@ -21,10 +21,36 @@ type stored struct {
 
 // findStored finds a container in the lists of its storage, STORAGE/DRIVER-containers.
 func findStored(s *spec, id, bundle string) (stored, bool) {
-	folder, is := storageFolder(s, id, bundle)
-	if !is {
+	if !isStored(id, bundle) {
 		return stored{}, false
 	}
+	folder := filepath.Dir(filepath.Dir(bundle))
+	if c, is := storedIn(folder, id); is {
+		return c, true
+	}
+	root, driver := s.storage()
+	if root == "" || driver+"-containers" != filepath.Base(folder) {
+		return stored{}, false
+	}
+	c, is := storedIn(filepath.Join(root, driver+"-containers"), id)
+	return c, is && c.engine() == kubernetes
+}
+
+// isStored reports whether a bundle is in DRIVER-containers/ID/userdata. That is Podman's storage, or a
+// folder of that form for volatile files of CRI-O's. CRI-O's lists are in its storage, where it has made
+// the container's root filesystem. CRI-O leaves lists in the other folder
+// when its transient_store is turned off. Podman's containers may have a root filesystem anywhere, and all are in Podman's lists.
+func isStored(id, bundle string) bool {
+	dir := filepath.Dir(bundle)
+	return filepath.Base(bundle) == "userdata" && filepath.Base(dir) == id
+}
+
+// storedLists are the files with the containers of a storage. Containers of the second one do not
+// survive a restart of the machine.
+var storedLists = []string{"containers.json", "volatile-containers.json"}
+
+// storedIn finds a container in the lists of a folder.
+func storedIn(folder, id string) (stored, bool) {
 	var all []stored
 	for _, name := range storedLists {
 		if data, err := readFile(filepath.Join(folder, name)); err == nil {
@@ -36,29 +62,6 @@ func findStored(s *spec, id, bundle string) (stored, bool) {
 		c.folder, c.pod = folder, podIn(all, c)
 	}
 	return c, is
-}
-
-// storedLists are the files with the containers of a storage. Containers of the second one do not
-// survive a restart of the machine.
-var storedLists = []string{"containers.json", "volatile-containers.json"}
-
-// storageFolder returns the folder with the lists of a container's storage. Podman's bundle is in it:
-// STORAGE/DRIVER-containers/ID/userdata. CRI-O's is in a folder of that name for volatile files, and
-// the container's root filesystem, which the engine has made, is in the storage. A folder with lists
-// is that of a storage: Podman's containers may have a root filesystem anywhere.
-func storageFolder(s *spec, id, bundle string) (folder string, is bool) {
-	dir := filepath.Dir(bundle)
-	if filepath.Base(bundle) != "userdata" || filepath.Base(dir) != id {
-		return "", false
-	}
-	folder = filepath.Dir(dir)
-	for _, name := range append([]string{"containers.lock"}, storedLists...) {
-		if _, err := os.Lstat(filepath.Join(folder, name)); err == nil {
-			return folder, true
-		}
-	}
-	root, driver := s.storage()
-	return filepath.Join(root, driver+"-containers"), root != "" && driver+"-containers" == filepath.Base(folder)
 }
 
 func parseStored(data []byte) []stored {
