@@ -14,10 +14,12 @@ import (
 // inheritedCRIO are the keys of a runtime of CRI-O that our runtime has from the default one; see
 // crio.conf(5). CRI-O looks for conmon in PATH if monitor_path is missing, and does not start if it is not
 // there: the packages of the CRI-O project have theirs in /usr/libexec/crio. Without the others, a pod of
-// our runtime would have other rights or limits than one of the default runtime.
+// our runtime would have other rights or limits than one of the default runtime. container_min_memory is
+// not among them: it is by the program, and ours calls runc before crun; CRI-O's default is runc's.
+// default_annotations is no plain value, and setup refuses it: without them, pods would be other ones.
 var inheritedCRIO = []string{
-	"monitor_path", "monitor_cgroup", "monitor_env", "privileged_without_host_devices", "allowed_annotations",
-	"container_min_memory", "container_create_timeout", "seccomp_profile", "no_sync_log", "exec_cpu_affinity",
+	"monitor_path", "monitor_cgroup", "monitor_env", "monitor_exec_cgroup", "privileged_without_host_devices", "allowed_annotations",
+	"default_annotations", "container_create_timeout", "seccomp_profile", "no_sync_log", "exec_cpu_affinity",
 }
 
 // crio is what setup reads of a configuration.

@@ -60,6 +60,10 @@ func TestCRIOInherits(t *testing.T) {
 			map[string]string{"crio.conf": packaged, "crio.conf.d/99": "crio.runtime.default_runtime = \"tsugiki\"\n"},
 			with("monitor_path", "/usr/libexec/crio/conmon", "allowed_annotations", []any{"io.containers.trace-syscall"}),
 		},
+		"the monitor": {
+			map[string]string{"crio.conf": "[crio.runtime.runtimes.crun]\nmonitor_exec_cgroup = \"container\"\ncontainer_min_memory = \"500KiB\"\n"},
+			with("monitor_exec_cgroup", "container"),
+		},
 		"zero values": {map[string]string{"crio.conf": "[crio.runtime.runtimes.crun]\nmonitor_path = \"\"\nallowed_annotations = []\n"}, plain},
 	} {
 		e := crioAt(t, tt.files)
@@ -115,5 +119,9 @@ func TestCRIORefuses(t *testing.T) {
 	e := crioAt(t, map[string]string{"crio.conf": strings.ReplaceAll(packaged, `["io.containers.trace-syscall"]`, "{a = 1,\n b = 2}")})
 	if c, err := e.Add(runtime); err == nil {
 		t.Errorf("a value that is none is copied:\n%s", c.Diff())
+	}
+	e = crioAt(t, map[string]string{"crio.conf": packaged, "crio.conf.d/1": "[crio.runtime.runtimes.crun]\n[crio.runtime.runtimes.crun.default_annotations]\n\"a/b\" = \"c\"\n"})
+	if c, err := e.Add(runtime); err == nil || !strings.Contains(err.Error(), "default_annotations") {
+		t.Errorf("annotations of the default runtime: %v\n%s", err, c.Diff())
 	}
 }
