@@ -79,6 +79,7 @@ func newCluster(t *testing.T, crio string) *cluster {
 	shared := "containerd"
 	if crio != "" { // it has our runtime by tsugiki setup, and one network for all
 		options.Runtimes, options.Networks, shared = nil, nil, "crio"
+		options.Files["/etc/tsugiki/agent.toml"] += fmt.Sprintf("[runtime]\npath = %q\n", engines.CRIORunc)
 	}
 	c.Cluster = kubetest.StartCluster(t, options, ours)
 	c.startAgent(filepath.Join(bin, "tsugiki"), dir, shared)

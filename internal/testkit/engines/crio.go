@@ -11,7 +11,7 @@ import (
 )
 
 // crioConfig is CRI-O's. %[1]s is the rig's folder, %[2]s the image's name, %[3]s the folder of
-// CRI-O's programs, %[4]s that of network plugins, %[5]s more runtimes. A pod has no process of its own
+// CRI-O's programs, %[4]s that of network plugins, %[5]s more runtimes, %[6]s what is called for runc. A pod has no process of its own
 // (drop_infra_ctr is CRI-O's default): nothing of the image's is called "pause".
 const crioConfig = `[crio]
 root = "%[1]s/storage"
@@ -33,7 +33,7 @@ default_runtime = "runc"
 pinns_path = "%[3]s/pinns"
 hooks_dir = []
 [crio.runtime.runtimes.runc]
-runtime_path = "/usr/sbin/runc"
+runtime_path = "%[6]s"
 runtime_root = "/run/runc"
 [crio.network]
 network_dir = "/etc/cni/net.d"
@@ -45,6 +45,31 @@ enable_nri = false
 const crioRuntime = `[crio.runtime.runtimes.%[1]s]
 runtime_path = %[2]q
 runtime_root = "/run/%[1]s"
+`
+
+// CRIORunc is what CRI-O of a rig calls for runc. Each runtime of such a rig has to call it.
+const CRIORunc = "/etc/crio/runc"
+
+// runcScript takes from containers what machines for tests lack: hugetlb, without which runc takes no
+// limits of it, and CAP_SYS_RESOURCE, without which no oom_score_adj is lowered. CRI-O has no settings
+// for these. runc gets a folder with another config.json: that of the bundle remains as it was.
+const runcScript = `#!/bin/sh
+set -e
+bundle= before=
+for arg; do
+	shift
+	if [ "$before" = --bundle ]; then
+		bundle=$arg arg=$arg/rig
+	fi
+	before=$arg
+	set -- "$@" "$arg"
+done
+if [ "$bundle" ]; then
+	mkdir -p "$bundle/rig"
+	tr -d '\n\t' <"$bundle/config.json" |
+		sed -e 's/"oomScoreAdj": *-[0-9]*/"oomScoreAdj":0/' -e 's/"hugepageLimits": *\[[^]]*\]/"hugepageLimits":[]/' >"$bundle/rig/config.json"
+fi
+exec /usr/sbin/runc "$@"
 `
 
 // crioSocket is where CRI-O listens, in the rig.
@@ -64,8 +89,12 @@ func startCRIO(t testkit.TB, r *Rig) Engine {
 		"/etc/cni/net.d/0-pods.conflist": r.network(),
 		// The image of a manifest may have a short name.
 		"/etc/containers/registries.conf.d/rig.conf": "unqualified-search-registries = [\"docker.io\"]\n",
-		"/etc/crio/crio.conf":                        fmt.Sprintf(crioConfig, r.dir, ImageName, r.CRIO, r.pluginFolder(t), runtimes.String()),
+		"/etc/crio/crio.conf":                        fmt.Sprintf(crioConfig, r.dir, ImageName, r.CRIO, r.pluginFolder(t), runtimes.String(), CRIORunc),
+		CRIORunc:                                     runcScript,
 	})
+	if _, err := r.run("chmod", "+x", CRIORunc); err != nil {
+		t.Fatalf("%v", err)
+	}
 	if err := r.loadStorage(r.Image); err != nil {
 		t.Fatalf("%v", err)
 	}
