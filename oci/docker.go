@@ -58,9 +58,8 @@ func dockerRoots(s *spec) []string {
 			}
 		}
 	}
-	var rootfs struct{ Path string }
-	if s.all.get("root", &rootfs) == nil && filepath.IsAbs(rootfs.Path) {
-		roots = append(roots, filepath.Join(rootfs.Path, "../../.."))
+	if root, _ := s.storage(); root != "" {
+		roots = append(roots, root)
 	}
 	return roots
 }

@@ -78,7 +78,7 @@ func (f *facts) add(w words) {
 // the expected content.
 func factsOf(s *spec, id, bundle string) (facts, error) {
 	d, ofDocker := findDocker(s, id)
-	stored, ofStorage := findStored(id, bundle)
+	stored, ofStorage := findStored(s, id, bundle)
 	f := facts{annotations: map[string]string{}}
 	f.engine = engineOf(s, id, bundle, ofDocker)
 	if ofStorage {
@@ -99,14 +99,21 @@ func factsOf(s *spec, id, bundle string) (facts, error) {
 	case nerdctl:
 		name = s.annotations["nerdctl/name"]
 	case kubernetes:
-		if !ofStorage {
-			name = podName(s.annotations)
-			f.pod = podOf(s.annotations)
+		if ofStorage {
+			f.pod, f.sandbox = stored.pod.full(), stored.pod.sandbox
+			name = PodContainer(&stored.pod.Pod)
+			break
 		}
-		for _, key := range []string{containerdType, "io.kubernetes.cri-o.ContainerType"} {
-			f.sandbox = f.sandbox || s.annotations[key] == "sandbox"
+		p := podOf(s.annotations)
+		name, f.sandbox = PodContainer(&p), s.annotations[containerdType] == "sandbox"
+		if p.UID != "" && name != "" {
+			f.pod = &p
 		}
 	case other:
+		// A pod may replace the annotation in the bundle of its sandbox, and not the bundle's folder.
+		if s.annotations["io.container.manager"] == "cri-o" || isStored(id, bundle) {
+			return f, fmt.Errorf("no storage of Podman or CRI-O has container %s, so its pod is not known; choose another runtime for it", id)
+		}
 		given.image = nil
 	}
 	if ofStorage {
@@ -175,25 +182,13 @@ func (s *spec) keepsToItself() bool {
 }
 
 // podOf returns the pod of a container of containerd's CRI, which writes these annotations itself,
-// over those of the pod's author. nil: it is of a version before 1.6, which has no UIDs.
-func podOf(annotations map[string]string) *api.Pod {
+// over those of the pod's author. Versions before 1.6 have no UID.
+func podOf(annotations map[string]string) api.Pod {
 	const prefix = "io.kubernetes.cri."
-	p := api.Pod{
+	return api.Pod{
 		Namespace: annotations[prefix+"sandbox-namespace"], Name: annotations[prefix+"sandbox-name"],
 		UID: annotations[prefix+"sandbox-uid"], Container: annotations[prefix+"container-name"], Sandbox: annotations[prefix+"sandbox-id"],
 	}
-	if p.Namespace == "" || p.Name == "" || p.UID == "" || p.Container == "" {
-		return nil
-	}
-	return &p
-}
-
-// podName returns the name of a container of Kubernetes, or an empty text.
-func podName(annotations map[string]string) string {
-	const prefix = "io.kubernetes.cri."
-	return PodContainer(&api.Pod{
-		Namespace: annotations[prefix+"sandbox-namespace"], Name: annotations[prefix+"sandbox-name"], Container: annotations[prefix+"container-name"],
-	})
 }
 
 var illegal = regexp.MustCompile(`[^a-zA-Z0-9_.-]`)

@@ -80,7 +80,6 @@ func TestFacts(t *testing.T) {
 		return `"mounts":[{"destination":"/etc/hosts","source":"` + root + `/containers/` + id + `/hosts"}],` + hooks + newNetns + `}`
 	}
 	storage := files(t, t.TempDir(), map[string]string{"containers.json": `[{"id":"x"},{"id":"` + testID + `","names":["pod","man"]}]`})
-	crio := files(t, t.TempDir(), map[string]string{"containers.json": `[{"id":"` + testID + `","names":["k8s_c"],"metadata":"{\"pod-id\":\"x\"}"}]`})
 	task := func(namespace string) string {
 		return filepath.Join("/run/containerd/io.containerd.runtime.v2.task", namespace, testID)
 	}
@@ -108,10 +107,6 @@ func TestFacts(t *testing.T) {
 			facts{engine: kubernetes, name: "ns.pod.c", loopback: true, pod: &api.Pod{Namespace: "ns", Name: "pod", UID: "u-1", Container: "c", Sandbox: "s-1"}},
 		},
 		"sandbox": {annotated(pod + `"sandbox"`), task("k8s.io"), facts{engine: kubernetes, name: "ns.pod.c", loopback: true, sandbox: true}},
-		"CRI-O": {
-			annotated(`"io.container.manager":"cri-o","io.kubernetes.cri-o.ContainerType":"sandbox"`), filepath.Join(crio, testID, "userdata"),
-			facts{engine: kubernetes, name: "0123456789ab", loopback: true, sandbox: true},
-		},
 		"what says that it is CRI-O's": {
 			annotated(`"io.container.manager":"cri-o","io.kubernetes.cri-o.ContainerType":"sandbox"`), filepath.Join(storage, testID, "userdata"), facts{engine: podman, name: "pod", loopback: true},
 		},
@@ -160,7 +155,6 @@ func TestFacts(t *testing.T) {
 		"podman, with what is another engine's": {
 			annotated(`"io.container.manager":"libpod","nerdctl/name":"n",` + pod + `"sandbox"`), filepath.Join(storage, testID, "userdata"), facts{engine: podman, name: "pod", loopback: true},
 		},
-		"podman without names": {annotated(`"io.container.manager":"libpod"`), filepath.Join(t.TempDir(), testID, "userdata"), facts{engine: other, name: "0123456789ab", loopback: true}},
 	} {
 		s, err := parseSpec([]byte(tt.config))
 		if err != nil {

@@ -102,11 +102,20 @@ func FuzzName(f *testing.F) {
 func FuzzImage(f *testing.F) {
 	f.Add([]byte(`{"config":{"Labels":{"tsugiki.dev/mode":"auto"}},"annotations":{"a":"b"}}`))
 	f.Add([]byte(`[{"id":"id","names":["a"],"image":"x"}]`))
+	f.Add([]byte(`[{"id":"id","metadata":"{\"pod-id\":\"p\",\"metadata-name\":\"c\"}"},{"id":"p","metadata":"{\"pod-id\":\"p\",\"metadata-name\":\"n\",\"uid\":\"u\",\"namespace\":\"s\",\"pod\":true}"}]`))
 	f.Fuzz(func(t *testing.T, data []byte) {
 		_, _ = parseImageLabels(data)
 		_, _ = parseManifest(data)
-		if c, ok := parseStored(data, "id"); ok && c.ID != "id" {
+		all := parseStored(data)
+		c, ok := inStorage(all, "id")
+		if ok && c.ID != "id" {
 			t.Errorf("another's: %+v", c)
+		}
+		if p := podIn(all, c).full(); p != nil {
+			box, _ := inStorage(all, p.Sandbox)
+			if m, is := box.crio(); !is || !m.Pod || m.UID != p.UID || p.Sandbox == c.ID {
+				t.Errorf("container %+v of pod %+v has the sandbox %+v", c, p, box)
+			}
 		}
 	})
 }

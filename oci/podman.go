@@ -16,48 +16,74 @@ type stored struct {
 	Image    string   `json:"image"`    // id; empty: the container has no image
 	Metadata string   `json:"metadata"` // the engine's
 	folder   string   // DRIVER-containers
+	pod      crioPod  // zero: the container is not CRI-O's
 }
 
-// findStored finds a container in the lists of its storage. The bundle is
-// STORAGE/DRIVER-containers/ID/userdata; CRI-O may use another storage.
-func findStored(id, bundle string) (stored, bool) {
-	dir := filepath.Dir(bundle)
-	if filepath.Base(bundle) != "userdata" || filepath.Base(dir) != id {
+// findStored finds a container in the lists of its storage, STORAGE/DRIVER-containers.
+func findStored(s *spec, id, bundle string) (stored, bool) {
+	if !isStored(id, bundle) {
 		return stored{}, false
 	}
-	folder := filepath.Dir(dir)
-	for _, name := range []string{"containers.json", "volatile-containers.json"} {
-		data, err := readFile(filepath.Join(folder, name))
-		if err != nil {
-			continue
-		}
-		if c, ok := parseStored(data, id); ok {
-			c.folder = folder
-			return c, true
-		}
+	folder := filepath.Dir(filepath.Dir(bundle))
+	if c, is := storedIn(folder, id); is {
+		return c, true
 	}
-	return stored{}, false
+	root, driver := s.storage()
+	if root == "" || driver+"-containers" != filepath.Base(folder) {
+		return stored{}, false
+	}
+	c, is := storedIn(filepath.Join(root, driver+"-containers"), id)
+	return c, is && c.engine() == kubernetes
 }
 
-func parseStored(data []byte, id string) (stored, bool) {
+// isStored reports whether a bundle is in DRIVER-containers/ID/userdata. That is Podman's storage, or a
+// folder of that form for volatile files of CRI-O's. CRI-O's lists are in its storage, where it has made
+// the container's root filesystem. CRI-O leaves lists in the other folder
+// when its transient_store is turned off. Podman's containers may have a root filesystem anywhere, and all are in Podman's lists.
+func isStored(id, bundle string) bool {
+	dir := filepath.Dir(bundle)
+	return filepath.Base(bundle) == "userdata" && filepath.Base(dir) == id
+}
+
+// storedLists are the files with the containers of a storage. Containers of the second one do not
+// survive a restart of the machine.
+var storedLists = []string{"containers.json", "volatile-containers.json"}
+
+// storedIn finds a container in the lists of a folder.
+func storedIn(folder, id string) (stored, bool) {
+	var all []stored
+	for _, name := range storedLists {
+		if data, err := readFile(filepath.Join(folder, name)); err == nil {
+			all = append(all, parseStored(data)...)
+		}
+	}
+	c, is := inStorage(all, id)
+	if is {
+		c.folder, c.pod = folder, podIn(all, c)
+	}
+	return c, is
+}
+
+func parseStored(data []byte) []stored {
 	var list []stored
 	if json.Unmarshal(data, &list) != nil {
-		return stored{}, false
+		return nil
 	}
-	i := slices.IndexFunc(list, func(c stored) bool { return c.ID == id })
+	return list
+}
+
+func inStorage(all []stored, id string) (stored, bool) {
+	i := slices.IndexFunc(all, func(c stored) bool { return c.ID == id })
 	if i < 0 {
 		return stored{}, false
 	}
-	return list[i], true
+	return all[i], true
 }
 
 // engine returns the engine by the metadata that the engine has written. Annotations may come
 // from the image, also io.container.manager.
 func (c stored) engine() string {
-	var m struct {
-		PodID string `json:"pod-id"`
-	}
-	if json.Unmarshal([]byte(c.Metadata), &m) == nil && m.PodID != "" {
+	if c.pod.Sandbox != "" {
 		return kubernetes
 	}
 	return podman

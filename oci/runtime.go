@@ -62,7 +62,8 @@ func lookPath(name string) (string, error) {
 	return "", err
 }
 
-var usualDirs = []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin"}
+// The last one is where the packages of the CRI-O project have runc and crun.
+var usualDirs = []string{"/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin", "/usr/libexec/crio"}
 
 // become executes the real runtime in this process. It returns only with an error.
 func (w *Wrapper) become(args []string) error {

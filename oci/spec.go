@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -126,6 +127,17 @@ func (s *spec) namespace(kind specs.LinuxNamespaceType) (path string, is bool) {
 		return "", false
 	}
 	return s.namespaces[i].Path, true
+}
+
+// storage returns the folder and the driver of the storage in which an engine has made the container's
+// root filesystem: that is ROOT/DRIVER/..., three levels deep. An empty root: it is elsewhere.
+func (s *spec) storage() (root, driver string) {
+	var rootfs struct{ Path string }
+	if s.all.get("root", &rootfs) != nil || !filepath.IsAbs(rootfs.Path) {
+		return "", ""
+	}
+	above := filepath.Join(rootfs.Path, "../..")
+	return filepath.Dir(above), filepath.Base(above)
 }
 
 // isOurs reports whether a container's namespace is that of this process.

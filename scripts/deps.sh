@@ -117,7 +117,7 @@ elif [[ ${1:-} != demo ]]; then
 	[[ ${1:-} != kernels ]] || install qemu-system-x86 kmod xz-utils busybox-static
 	[[ ${1:-} != engines ]] || install libseccomp-dev # runc is built
 	# Tests run a cluster where its programs have been built.
-	[[ ${1:-} != kube && ! -x ${TSUGIKI_KUBE_CACHE:-.cache/kube}/kubelet ]] || install etcd-server conntrack
+	[[ ${1:-} != kube && ! -x ${TSUGIKI_KUBE_CACHE:-.cache/kube}/kubelet ]] || install etcd-server conntrack conmon libseccomp-dev libsqlite3-dev
 	install "${programs[@]}" "${engines[@]}"
 	[[ $(dpkg --print-architecture) != amd64 ]] || install user-mode-linux kmod # test/vm
 	if [[ $(dpkg --print-architecture) == amd64 ]]; then

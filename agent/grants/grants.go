@@ -135,7 +135,7 @@ func (t *Table) All() map[string]*api.Grant {
 // or if the grant is a refusal or another pod's, the error wraps rules.ErrNotAllowed.
 func (t *Table) Await(ctx context.Context, pod *api.Pod) (*api.Grant, error) {
 	if pod == nil || pod.UID == "" {
-		return nil, fmt.Errorf("%w: the container's runtime does not say which pod it is of; grants need containerd 1.6 or later", rules.ErrNotAllowed)
+		return nil, fmt.Errorf("%w: the container's runtime does not say which pod it is of; grants need containerd 1.6 or later, or CRI-O", rules.ErrNotAllowed)
 	}
 	g, err := t.wait(ctx, pod)
 	switch {

@@ -16,8 +16,8 @@ import (
 var ErrProfile = errors.New("the seccomp profile cannot be composed")
 
 // ruleMax is the number of rules that a call may have. The kernel takes 4096 instructions, and each
-// condition takes about four.
-const ruleMax = 256
+// condition takes about four. CRI-O's profile comes to more than 256 for socket(2).
+const ruleMax = 512
 
 // Compose returns the profile of an OCI runtime with our calls handed to the
 // supervisor that listens at a socket, and metadata told to it. A nil profile is
@@ -264,7 +264,8 @@ func rulesOf(name string, v verdict, rs []region) []specs.LinuxSyscall {
 
 // partsOf returns the effect of the rules of one call in libseccomp: it leaves out a rule with the
 // default action, and the first rule without conditions is the only one. Rules with different
-// actions for one form of the call have no order in libseccomp, so it is unknown which holds.
+// actions for one form of the call have no order in libseccomp, so it is unknown which holds, but for one
+// form (see settle).
 func partsOf(name string, rules []specs.LinuxSyscall, def verdict) ([]part, error) {
 	var parts []part
 	for _, s := range rules {
@@ -282,21 +283,49 @@ func partsOf(name string, rules []specs.LinuxSyscall, def verdict) ([]part, erro
 		if err != nil {
 			return nil, err
 		}
-		for _, p := range parts {
-			if p.verdict == v {
-				continue
-			}
-			both, err := intersection(p.regions, rs)
-			if err != nil {
+		next := part{v, rs}
+		for i := range parts {
+			if err := settle(name, &parts[i], &next); err != nil {
 				return nil, err
 			}
-			if len(both) > 0 {
-				return nil, fmt.Errorf("its rules contradict each other: %s and %s", p.action, v.action)
-			}
 		}
-		parts = append(parts, part{v, rs})
+		parts = append(parts, next)
 	}
 	return parts, nil
+}
+
+// settle checks that two parts do not contradict each other. It settles one contradiction, of the profile
+// of containers/common, which refuses AF_VSOCK and allows all families but AF_NETLINK: libseccomp compares
+// with the larger number first. What is refused is taken out of what is allowed.
+func settle(name string, p, q *part) error {
+	if p.verdict == q.verdict {
+		return nil
+	}
+	both, err := intersection(p.regions, q.regions)
+	if err != nil || len(both) == 0 {
+		return err
+	}
+	if q.allows() {
+		p, q = q, p // p is what allows
+	}
+	but, some := ofFamily(p, span.hole)
+	refused, one := ofFamily(q, span.number)
+	if name != "socket" || !some || !one || !p.allows() || q.allows() || refused < but {
+		return fmt.Errorf("its rules contradict each other: %s and %s", p.action, q.action)
+	}
+	p.regions = nil
+	for _, s := range lowerHalves(except(but).intersect(except(refused))) {
+		p.regions = append(p.regions, everything.where(0, s))
+	}
+	return nil
+}
+
+// ofFamily returns the number of the only condition of a part, if it is of the first argument.
+func ofFamily(p *part, number func(span) (uint64, bool)) (uint64, bool) {
+	if len(p.regions) != 1 || p.regions[0] != everything.where(0, p.regions[0][0]) {
+		return 0, false
+	}
+	return number(p.regions[0][0])
 }
 
 // regionsOf returns what conditions of a call say. Several of one argument are alternatives,

@@ -74,7 +74,9 @@ func answers(t *testing.T, prog []unix.SockFilter, r *rand.Rand) (all []answered
 // What the library makes of a composed profile, run as the kernel would.
 func TestComposeThroughLibrary(t *testing.T) {
 	r := rand.New(rand.NewPCG(3, 4))
-	for engine, profile := range profiles(t) {
+	all := profiles(t)
+	all["crio"] = profileOf(t, "crio")
+	for engine, profile := range all {
 		t.Run(engine, func(t *testing.T) {
 			alone := profile
 			if alone == nil {

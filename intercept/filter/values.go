@@ -30,6 +30,9 @@ func exactly(v uint64) span { return span{lo: v, hi: v} }
 
 func except(v uint64) span { return span{lo: v + 1, hi: v - 1} }
 
+// number is the only number of a span that has one.
+func (s span) number() (v uint64, is bool) { return s.lo, s.mask == 0 && s.lo == s.hi }
+
 // hole returns the only number that is not in the set.
 func (s span) hole() (v uint64, is bool) { return s.hi + 1, s.mask == 0 && s.lo == s.hi+2 }
 

@@ -59,7 +59,7 @@ func get(list []member, key string) *member {
 
 const dockerIndent = "    "
 
-func addDocker(text []byte, runtime string, _ bool) ([]byte, error) {
+func addDocker(text []byte, runtime string) ([]byte, error) {
 	path, err := json.Marshal(runtime)
 	if err != nil {
 		return nil, err

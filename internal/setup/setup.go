@@ -31,9 +31,9 @@ type Engine struct {
 	// Translate has Add write the runtime TranslateName, too. It needs NetworkFile and the network plugin
 	// tsugiki-cni. Only containerd has pods of this runtime.
 	Translate bool
-	// add returns the text with an entry for the runtime at a path. An empty text means that the
-	// file does not exist.
-	add func(text []byte, runtime string, translate bool) ([]byte, error)
+	// add returns the text of the engine's file with an entry for the runtime at a path. An empty text
+	// means that the file does not exist.
+	add func(e Engine, text []byte, runtime string) ([]byte, error)
 	// remove returns the text without the entry, or an empty text if nothing is left. The text may
 	// have no entry.
 	remove func(text []byte) ([]byte, error)
@@ -42,9 +42,9 @@ type Engine struct {
 // Engines returns the engines that setup knows.
 func Engines() []Engine {
 	return []Engine{
-		{"containerd", "/etc/containerd/config.toml", "systemctl restart containerd", false, addContainerd, removeContainerd},
+		{"containerd", "/etc/containerd/config.toml", "systemctl restart containerd", false, addToContainerd, removeContainerd},
 		{"crio", "/etc/crio/crio.conf.d/60-tsugiki.conf", "systemctl restart crio", false, ownFile(crioText), cutBlock},
-		{"docker", "/etc/docker/daemon.json", "systemctl reload docker", false, addDocker, removeDocker},
+		{"docker", "/etc/docker/daemon.json", "systemctl reload docker", false, addToDocker, removeDocker},
 		{"podman", "/etc/containers/containers.conf.d/60-tsugiki.conf", "", false, ownFile(podmanText), cutBlock},
 	}
 }
@@ -68,7 +68,7 @@ type Change struct {
 
 // Add returns the change that adds an entry for the runtime at a path.
 func (e Engine) Add(runtime string) (Change, error) {
-	return e.change(func(text []byte) ([]byte, error) { return e.add(text, runtime, e.Translate) })
+	return e.change(func(text []byte) ([]byte, error) { return e.add(e, text, runtime) })
 }
 
 // Remove returns the change that removes the entry of Add.

@@ -373,7 +373,7 @@ func FuzzDocker(f *testing.F) {
 		f.Add(text)
 	}
 	f.Fuzz(func(t *testing.T, text string) {
-		added, err := addDocker([]byte(text), runtime, false)
+		added, err := addDocker([]byte(text), runtime)
 		if err != nil {
 			return
 		}

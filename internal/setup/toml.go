@@ -30,21 +30,30 @@ func cutBlock(text []byte) ([]byte, error) {
 }
 
 // ownFile returns the add function of an engine whose configuration may have several files: one of
-// them is ours.
-func ownFile(entry func(runtime string) string) func([]byte, string, bool) ([]byte, error) {
-	return func(text []byte, runtime string, _ bool) ([]byte, error) {
+// them is ours. entry gets its path.
+func ownFile(entry func(file, runtime string) (string, error)) func(Engine, []byte, string) ([]byte, error) {
+	return func(e Engine, text []byte, runtime string) ([]byte, error) {
 		rest, err := cutBlock(text)
-		if err == nil && len(rest) > 0 {
-			err = fmt.Errorf("%w %s: setup has not written this file", ErrForeign, Name)
+		if err != nil {
+			return nil, err
 		}
-		return block(entry(runtime)), err
+		if len(rest) > 0 {
+			return nil, fmt.Errorf("%w %s: setup has not written this file", ErrForeign, Name)
+		}
+		ours, err := entry(e.File, runtime)
+		return block(ours), err
 	}
 }
 
-func podmanText(runtime string) string {
-	return fmt.Sprintf("[engine.runtimes]\ntsugiki = [%q]\n", runtime)
+func podmanText(_, runtime string) (string, error) {
+	return fmt.Sprintf("[engine.runtimes]\ntsugiki = [%q]\n", runtime), nil
 }
 
-func crioText(runtime string) string {
-	return fmt.Sprintf("[crio.runtime.runtimes.tsugiki]\nruntime_path = %q\nruntime_type = \"oci\"\n", runtime)
+// addToContainerd and addToDocker are add functions of engines whose configuration is one file.
+func addToContainerd(e Engine, text []byte, program string) ([]byte, error) {
+	return addContainerd(text, program, e.Translate)
+}
+
+func addToDocker(_ Engine, text []byte, program string) ([]byte, error) {
+	return addDocker(text, program)
 }

@@ -32,7 +32,7 @@ type subtest struct {
 // TestCluster is one test, because a cluster takes a while to start. Each subtest leaves the shop as
 // it has found it.
 func TestCluster(t *testing.T) {
-	c := newCluster(t)
+	c := newCluster(t, "")
 	c.openShop()
 	tests := []subtest{
 		{"a Service reaches grafted pods", (*cluster).testService},

@@ -23,7 +23,7 @@ import (
 	"github.com/tsugiki/tsugiki/kube/kubetest"
 )
 
-// imageOfKube is what deploy/manifests name, as containerd calls it.
+// imageOfKube is what deploy/manifests name, as engines call it.
 const imageOfKube = "docker.io/library/tsugiki-kube:0.1"
 
 // cluster is a cluster with all of deploy/manifests, whose node has an agent.
@@ -42,9 +42,10 @@ func (c *cluster) with(t *testing.T) *cluster {
 	return &of
 }
 
-func newCluster(t *testing.T) *cluster {
+// newCluster starts a cluster whose node has containerd, or CRI-O if it gets the folder of that.
+func newCluster(t *testing.T, crio string) *cluster {
 	t.Helper()
-	return newClusterOf(t, `{agent: {install: false}}`, func(*engines.Options) {})
+	return newClusterOf(t, `{agent: {install: false}}`, func(o *engines.Options) { o.CRIO = crio })
 }
 
 // newClusterOf is newCluster with values of the chart, and with other options of the rig.
@@ -84,9 +85,14 @@ func newClusterOf(t *testing.T, values string, change func(*engines.Options)) *c
 		Env:      []string{"TSUGIKI_AGENT=" + api.SocketIn(c.run)},
 		Files:    map[string]string{"/etc/tsugiki/agent.toml": fmt.Sprintf("run_dir = %q\n", c.run)},
 	}
+	shared := "containerd"
 	change(&o)
+	if o.CRIO != "" { // it has our runtime by tsugiki setup, and one network for all
+		o.Runtimes, o.Networks, shared = nil, nil, "crio"
+		o.Files["/etc/tsugiki/agent.toml"] += fmt.Sprintf("[runtime]\npath = %q\n", engines.CRIORunc)
+	}
 	c.Cluster = kubetest.StartCluster(t, o, ours)
-	c.startAgent(filepath.Join(bin, "tsugiki"), dir)
+	c.startAgent(filepath.Join(bin, "tsugiki"), dir, shared)
 	c.deploy(values) // the test has the agent, which it kills and starts
 	c.rolledOut("tsugiki", "tsugiki-kube-cluster")
 	c.daemonsReady()
@@ -110,9 +116,9 @@ func (c *cluster) deploy(values string) {
 
 // startAgent starts the agent of the node. It charges the containers of the cluster alone, and its
 // folder is /run/tsugiki for pods.
-func (c *cluster) startAgent(tsugiki, dir string) {
+func (c *cluster) startAgent(tsugiki, dir, shared string) {
 	c.t.Helper()
-	config := fmt.Sprintf("[kubernetes]\ngrants = true\n[charge]\nwithin = %q\nshared = [\"containerd\"]\n", "/"+filepath.Base(c.Rig.Group()))
+	config := fmt.Sprintf("[kubernetes]\ngrants = true\n[charge]\nwithin = %q\nshared = [%q]\n", "/"+filepath.Base(c.Rig.Group()), shared)
 	file := filepath.Join(dir, "agent.toml")
 	if err := os.WriteFile(file, []byte(config), 0o600); err != nil {
 		c.t.Fatal(err)

@@ -40,7 +40,7 @@ func (c *Cluster) With(t testing.TB) *Cluster {
 var sysctls = map[string]string{"vm/overcommit_memory": "1\n", "kernel/panic": "10\n", "kernel/panic_on_oops": "1\n"}
 
 // kubeletConfig is for a machine that others use too. %[1]s is the node's address, %[2]s the cgroup,
-// %[3]s the rig's folder.
+// %[3]s the rig's folder, %[4]s the engine's socket.
 const kubeletConfig = `apiVersion: kubelet.config.k8s.io/v1beta1
 kind: KubeletConfiguration
 address: %[1]s
@@ -49,7 +49,7 @@ authorization: {mode: AlwaysAllow}
 cgroupDriver: cgroupfs
 cgroupRoot: /%[2]s
 cgroupsPerQOS: true
-containerRuntimeEndpoint: unix:///run/containerd/containerd.sock
+containerRuntimeEndpoint: unix://%[4]s
 enforceNodeAllocatable: [none]
 evictionHard: {memory.available: 1Mi}
 failCgroupV1: false
@@ -72,24 +72,32 @@ hostnameOverride: %[1]s
 mode: nftables
 `
 
+// sockets are where the engines of nodes listen.
+var sockets = map[string]string{"cri": "/run/containerd/containerd.sock", "crio": "/run/crio/crio.sock"}
+
 // StartCluster starts a cluster whose pods may have the image and the runtimes of the options, and
-// other images. It skips the test where a program is missing.
+// other images. Its node has CRI-O where the options name the folder of that, and else containerd. It
+// skips the test where a program is missing.
 func StartCluster(t testing.TB, o engines.Options, images ...*engines.Image) *Cluster {
 	t.Helper()
+	engine := "cri"
+	if o.CRIO != "" {
+		engine = "crio"
+	}
 	kubelet, proxy := Program(t, "kubelet"), Program(t, "kube-proxy")
 	controllers, scheduler := Program(t, "kube-controller-manager"), Program(t, "kube-scheduler")
-	need(t, "etcd", "containerd", "runc", "nft", "conntrack")
+	need(t, "etcd", "runc", "nft", "conntrack")
 	c := &Cluster{t: t, Topology: testkit.Build(t, testkit.Options{})}
 	c.Rig = engines.NewRig(t, c.Host, o)
-	containerd := c.Rig.Start(t, "cri")
+	started := c.Rig.Start(t, engine)
 	for _, i := range images {
-		if err := containerd.Load(i); err != nil {
+		if err := started.Load(i); err != nil {
 			t.Fatal(err)
 		}
 	}
 	c.APIServer = StartAPIServer(t, c.Host, c.Rig)
 	c.Admin, c.admin = Client(t, c.ConfigFrom(c.Remote, "admin")), c.Kubeconfig("admin")
-	c.prepareNode()
+	c.prepareNode(sockets[engine])
 	Run(t, c.Rig, controllers, "--kubeconfig", c.Kubeconfig("system:kube-controller-manager"), "--leader-elect=false",
 		"--bind-address", "127.0.0.1", "--use-service-account-credentials", "--service-account-private-key-file", c.file("key"), "--root-ca-file", c.file("certs/apiserver.crt"))
 	Run(t, c.Rig, scheduler, "--kubeconfig", c.Kubeconfig("system:kube-scheduler"), "--leader-elect=false", "--bind-address", "127.0.0.1")
@@ -108,7 +116,7 @@ const serviceRange = "10.96.0.0/16"
 // writes files of the kubelet and kube-proxy, and makes the kubelet's cgroups in all
 // hierarchies: it makes groups below, and expects that cpuset's files are filled. The rig removes
 // groups of its name.
-func (c *Cluster) prepareNode() {
+func (c *Cluster) prepareNode(socket string) {
 	c.t.Helper()
 	group := filepath.Base(c.Rig.Group())
 	c.Must("ip", "route", "add", "default", "via", testkit.RemoteAddr4.String())
@@ -124,7 +132,7 @@ func (c *Cluster) prepareNode() {
 		}
 	}
 	err := errors.Join(
-		c.Write("kubelet.yaml", fmt.Sprintf(kubeletConfig, testkit.HostAddr4, group, c.Rig.Dir())),
+		c.Write("kubelet.yaml", fmt.Sprintf(kubeletConfig, testkit.HostAddr4, group, c.Rig.Dir(), socket)),
 		c.Write("proxy.yaml", fmt.Sprintf(proxyConfig, NodeName, c.Kubeconfig("system:kube-proxy"))),
 	)
 	if err != nil {

@@ -17,11 +17,13 @@ import (
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
-// kube drives containerd as the kubelet does, one pod for each container. (crictl,
+// kube drives containerd or CRI-O as the kubelet does, one pod for each container. (crictl,
 // which does the same, is no package of Debian's, and takes half of Kubernetes to
 // build.)
 type kube struct {
 	*Rig
+	name   string
+	load   func(*Image) error
 	client cri.RuntimeServiceClient
 
 	mu   sync.Mutex // guards pods
@@ -39,18 +41,26 @@ func startCRI(t testkit.TB, r *Rig) Engine {
 	t.Helper()
 	need(t, r, "containerd", "ctr", "runc", "/usr/lib/cni/bridge", "/usr/lib/cni/host-local", "/usr/lib/cni/loopback", "iptables")
 	r.startContainerd(t, "k8s.io")
-	conn, err := grpc.NewClient("unix://"+r.outside("/run/containerd/containerd.sock"),
-		grpc.WithTransportCredentials(insecure.NewCredentials()))
-	if err != nil {
-		t.Fatalf("connect to containerd: %v", err)
-	}
-	t.Cleanup(func() { conn.Close() })
-	return &kube{Rig: r, client: cri.NewRuntimeServiceClient(conn), pods: map[string]*pod{}}
+	return r.newKube(t, "cri", containerdSocket, func(i *Image) error { return r.importImage("k8s.io", i) })
 }
 
-func (e *kube) Name() string { return "cri" }
+// containerdSocket is where containerd listens, in the rig.
+const containerdSocket = "/run/containerd/containerd.sock"
 
-func (e *kube) Load(i *Image) error { return e.importImage("k8s.io", i) }
+// newKube connects to the socket of an engine that runs in the rig.
+func (r *Rig) newKube(t testkit.TB, name, socket string, load func(*Image) error) *kube {
+	t.Helper()
+	conn, err := grpc.NewClient("unix://"+r.outside(socket), grpc.WithTransportCredentials(insecure.NewCredentials()))
+	if err != nil {
+		t.Fatalf("connect to %s: %v", socket, err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return &kube{Rig: r, name: name, load: load, client: cri.NewRuntimeServiceClient(conn), pods: map[string]*pod{}}
+}
+
+func (e *kube) Name() string { return e.name }
+
+func (e *kube) Load(i *Image) error { return e.load(i) }
 
 // limit bounds a request.
 func (e *kube) limit() (context.Context, context.CancelFunc) {

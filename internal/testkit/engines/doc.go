@@ -1,5 +1,5 @@
 // Package engines runs real container engines for tests: Docker, containerd
-// (by ctr and by its Kubernetes interface) and podman, each as its users install
+// (by ctr and by its Kubernetes interface), podman, and CRI-O, each as its users install
 // it, with an image that is made of the machine's own programs.
 //
 // It owns the rig that keeps them apart from the machine, and one small

@@ -61,9 +61,10 @@ var starters = map[string]func(t testkit.TB, r *Rig) Engine{
 	"podman": startPodman,
 	"ctr":    startCtr,
 	"cri":    startCRI,
+	"crio":   startCRIO,
 }
 
-// Names are the engines that Start knows.
+// Names are the engines that Start knows and that Debian has. It knows "crio", too: see Options.CRIO.
 var Names = []string{"docker", "podman", "ctr", "cri"}
 
 // Start starts an engine in a rig and loads the image into it. It skips the test

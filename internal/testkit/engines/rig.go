@@ -52,6 +52,8 @@ type Options struct {
 	Programs map[string]string
 	// Containerd is more of containerd's configuration.
 	Containerd string
+	// CRIO is the folder of CRI-O's programs, crio and pinns, which Debian has not. It is for "crio".
+	CRIO string
 	// Files are what the rig's /etc has besides the machine's, by path.
 	Files map[string]string
 	// Written are the folders that programs of the rig can write without changing the machine's;
@@ -69,6 +71,7 @@ type Rig struct {
 	janitor *exec.Cmd
 	stdin   io.Closer
 	stderr  bytes.Buffer
+	again   func(testkit.TB) // starts the last daemon anew
 }
 
 // NewRig makes a rig in the namespace that stands for the host, and takes it
@@ -264,12 +267,18 @@ func (r *Rig) configure(t testkit.TB, files map[string]string) {
 	}
 }
 
+// Restart has the engine's daemon end, and starts it again. Containers run on.
+func (r *Rig) Restart(t testkit.TB) {
+	t.Helper()
+	r.again(t)
+}
+
 // daemon starts a daemon and waits until it is ready. Its log is shown if the
 // test fails.
 func (r *Rig) daemon(t testkit.TB, ready func() error, name string, args ...string) {
 	t.Helper()
 	log := filepath.Join(r.dir, filepath.Base(name)+".log")
-	f, err := os.Create(r.outside(log))
+	f, err := os.OpenFile(r.outside(log), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
 	if err != nil {
 		t.Fatalf("%v", err)
 	}
@@ -281,6 +290,12 @@ func (r *Rig) daemon(t testkit.TB, ready func() error, name string, args ...stri
 	}
 	ended := make(chan error, 1)
 	go func() { ended <- c.Wait() }()
+	r.again = func(t testkit.TB) {
+		t.Helper()
+		_ = c.Process.Signal(syscall.SIGTERM) // it may have ended
+		<-ended
+		r.daemon(t, ready, name, args...)
+	}
 	t.Cleanup(func() {
 		test, is := t.(interface {
 			Failed() bool
