@@ -22,7 +22,7 @@ import (
 // build.)
 type kube struct {
 	*Rig
-	name   string
+	engine string
 	load   func(*Image) error
 	client cri.RuntimeServiceClient
 
@@ -48,17 +48,17 @@ func startCRI(t testkit.TB, r *Rig) Engine {
 const containerdSocket = "/run/containerd/containerd.sock"
 
 // newKube connects to the socket of an engine that runs in the rig.
-func (r *Rig) newKube(t testkit.TB, name, socket string, load func(*Image) error) *kube {
+func (r *Rig) newKube(t testkit.TB, engine, socket string, load func(*Image) error) *kube {
 	t.Helper()
 	conn, err := grpc.NewClient("unix://"+r.outside(socket), grpc.WithTransportCredentials(insecure.NewCredentials()))
 	if err != nil {
 		t.Fatalf("connect to %s: %v", socket, err)
 	}
 	t.Cleanup(func() { conn.Close() })
-	return &kube{Rig: r, name: name, load: load, client: cri.NewRuntimeServiceClient(conn), pods: map[string]*pod{}}
+	return &kube{Rig: r, engine: engine, load: load, client: cri.NewRuntimeServiceClient(conn), pods: map[string]*pod{}}
 }
 
-func (e *kube) Name() string { return e.name }
+func (e *kube) Name() string { return e.engine }
 
 func (e *kube) Load(i *Image) error { return e.load(i) }
 
