@@ -101,7 +101,8 @@ func (o *options) stream(ctx context.Context, start uint64, carried func() (uint
 		return err
 	}
 	after := before
-	for after.bytes == before.bytes { // once, but where others have the machine
+	// Once, but where others have the machine. What was carried while it looked first may be all that was.
+	for after.bytes == before.bytes || after.processes == before.processes {
 		if err := pause(limit, o.duration); err != nil {
 			return fmt.Errorf("nothing came for %s: %w", after.at.Sub(before.at), err)
 		}
