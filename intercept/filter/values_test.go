@@ -22,7 +22,7 @@ func TestParseMode(t *testing.T) {
 // What conditions leave is divided into a bounded number of regions.
 func TestTooManyRegions(t *testing.T) {
 	var regions []region
-	for value := range uint64(4) {
+	for value := range uint64(8) {
 		r := everything
 		for arg := range r {
 			r[arg] = exactly(10 * (value + 1))
