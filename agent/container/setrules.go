@@ -257,8 +257,8 @@ func (c *Container) moved(former, set *endpoint.Set) (list []MovedName) {
 	return list
 }
 
-// putInForce makes the container have what check has checked. After an error it has what it had, but if the error is an
-// InForceError.
+// putInForce gives the container the rules that check has checked. After an error the former rules are in force, unless
+// it is an InForceError.
 func (c *Container) putInForce(n *next) error {
 	before, had, moved := c.endpoints.Load(), c.given.Load(), c.state.Moved
 	for netns, p := range n.places {

@@ -219,20 +219,26 @@ func testRestored(t *testing.T, first string, then ...string) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var s, state State
-		n.given.note(&s, &c.spec)
-		text, err := json.Marshal(s)
-		if err == nil {
-			err = json.Unmarshal(text, &state)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		g, err := restored(&state, &c.spec)
+		g, text, err := reread(t, c, n.given)
 		if err != nil || !g.equals(n.given) || len(g.ingress) != 1 {
 			t.Errorf("%s: %+v\nis restored as %+v, %v\nof %s", in, n.given, g, err, text)
 		}
 	}
+}
+
+// reread saves what a container is given, and restores it from the text that was saved.
+func reread(t *testing.T, c *Container, of *given) (_ *given, text []byte, err error) {
+	t.Helper()
+	var s, state State
+	of.note(&s, &c.spec)
+	if text, err = json.Marshal(s); err == nil {
+		err = json.Unmarshal(text, &state)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	g, err := restored(&state, &c.spec)
+	return g, text, err
 }
 
 // Of a rule that has gone the record has no sources; they come back with the rule.

@@ -209,16 +209,7 @@ func TestRestoredResolvers(t *testing.T) {
 			t.Fatal(err)
 		}
 		c.given.Store(n.given)
-		var s, state State
-		n.given.note(&s, &c.spec)
-		text, err := json.Marshal(s)
-		if err == nil {
-			err = json.Unmarshal(text, &state)
-		}
-		if err != nil {
-			t.Fatal(err)
-		}
-		g, err := restored(&state, &c.spec)
+		g, text, err := reread(t, c, n.given)
 		if err != nil || !g.equals(n.given) || !slices.EqualFunc(g.resolvers, dns, func(r netip.AddrPort, text string) bool { return r.String() == text }) {
 			t.Errorf("%v: %+v is restored as %+v, %v, of %s", dns, n.given.resolvers, g, err, text)
 		}

@@ -124,7 +124,8 @@ func (a *Agent) Refuse(refuse func(api.Grant) error) {
 	a.refuse = refuse
 }
 
-// Fail says which rules cannot be put in force: those that begin so; none, if the text is empty.
+// Fail makes the agent answer that it cannot put some rules in force: those that begin with a text. With an
+// empty text it puts all rules in force.
 func (a *Agent) Fail(rules string) {
 	a.mu.Lock()
 	defer a.mu.Unlock()

@@ -74,7 +74,7 @@ func (n *Node) concerns(o client.Object) bool {
 	return is && (n.ofOurs(p) || grant.Asks(p))
 }
 
-// ofConcern passes events of pods that are grafted, and of those that ask for it no more.
+// ofConcern passes the events of pods that ask to be grafted, or that have asked for it before.
 func (n *Node) ofConcern() predicate.Funcs {
 	concerns := func(o client.Object) bool { return n.concerns(o) || n.asksNoMore(o) }
 	p := predicate.NewPredicateFuncs(concerns)

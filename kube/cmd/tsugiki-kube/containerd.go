@@ -37,7 +37,7 @@ func (e notLoadedError) Error() string {
 	return fmt.Sprintf("%s %s in %s: %s", unread, names, e.File, restart)
 }
 
-// knows returns an error that says what to do if containerd does not have what was installed.
+// knows returns an error if containerd has not loaded what was installed. The error says what to do.
 func (f *nodeFlags) knows() error {
 	o := f.installation()
 	s, err := o.State()
