@@ -68,6 +68,11 @@ func startPeer(t *testing.T, top *testkit.Topology) {
 			t.Fatal(err)
 		}
 	}
+	// A late segment to a socket that has closed is answered with a reset, which must not end the
+	// TIME_WAIT of a case's own socket (RFC 1337).
+	if err := top.Host.SetSysctl("net.ipv4.tcp_rfc1337", "1"); err != nil {
+		t.Fatal(err)
+	}
 	p := &peer{ns: top.Remote}
 	t.Cleanup(func() {
 		for _, c := range p.closers {
