@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -21,7 +22,7 @@ type used struct {
 	softirqs  uint64        // of received packets, on all CPUs
 }
 
-// usage reads what the switches of a way have spent. On the host counts every process of Open vSwitch in the
+// usage reads what the switches of a way have spent. On the host counts every daemon of Open vSwitch in the
 // host's namespace, whoever has started it.
 func usage(w *way) (u used, err error) {
 	for _, n := range w.nodes {
@@ -42,7 +43,8 @@ func usage(w *way) (u used, err error) {
 	return u, err
 }
 
-// switchTime sums the CPU time of Open vSwitch's processes in a network namespace.
+// switchTime sums the CPU time of Open vSwitch's daemons in a network namespace. Programs that run for a
+// moment, as the agent's ovs-ofctl, do not count: one that ends in between would count negative.
 func switchTime(namespace uint64) (sum time.Duration, err error) {
 	pids, err := proc.All()
 	if err != nil {
@@ -55,7 +57,7 @@ func switchTime(namespace uint64) (sum time.Duration, err error) {
 			continue
 		}
 		name, err := os.ReadFile(filepath.Join(dir, "comm"))
-		if err != nil || !strings.HasPrefix(string(name), "ovs") {
+		if err != nil || !slices.Contains([]string{"ovs-vswitchd\n", "ovsdb-server\n"}, string(name)) {
 			continue
 		}
 		// Clocks of processes are exact; the ticks of stat are not.
