@@ -1,6 +1,7 @@
 package nri
 
 import (
+	"errors"
 	"maps"
 	"slices"
 	"strings"
@@ -20,7 +21,7 @@ import (
 func FuzzCreateContainer(f *testing.F) {
 	for _, change := range []func(*api.PodSandbox, *api.Container){
 		func(*api.PodSandbox, *api.Container) {},
-		func(p *api.PodSandbox, _ *api.Container) { p.Annotations[agent.AnnotationGraft] = "\xff\n" },
+		func(p *api.PodSandbox, _ *api.Container) { p.Annotations[agent.AnnotationGraft] = "\x00\n" },
 		func(_ *api.PodSandbox, c *api.Container) { c.Name = strings.Repeat("../\x00", 100) },
 		func(_ *api.PodSandbox, c *api.Container) {
 			c.Env = []string{"", "=", "LD_PRELOAD", "LD_PRELOAD=a", "LD_PRELOAD=b"}
@@ -35,14 +36,17 @@ func FuzzCreateContainer(f *testing.F) {
 	} {
 		p, c := pod(), container()
 		change(p, c)
-		of, _ := proto.Marshal(p)
-		what, _ := proto.Marshal(c)
+		of, oerr := proto.Marshal(p)
+		what, werr := proto.Marshal(c)
+		if err := errors.Join(oerr, werr); err != nil {
+			f.Fatal(err)
+		}
 		f.Add(of, what)
 	}
 	f.Fuzz(func(t *testing.T, of, what []byte) {
 		p, c := &api.PodSandbox{}, &api.Container{}
 		if proto.Unmarshal(of, p) != nil || proto.Unmarshal(what, c) != nil {
-			t.Skip()
+			return // no message
 		}
 		a := newFakeAgent()
 		plugin := New(a, silent)
