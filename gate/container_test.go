@@ -389,7 +389,8 @@ func (h *helper) kill() {
 
 // supervise adopts the gate of the socket args[0], writes down in the file args[2] what
 // it is asked, and answers, unless args[1] says that it is to be mute, or is to hold what it is
-// asked first.
+// asked first. One that is "older" has calls go on, and tells the gate what versions told that knew no
+// SetServed.
 func supervise(args []string) int {
 	g, err := Adopt(args[0], testkit.Patience)
 	for name, target := range map[string]error{"taken": ErrTaken, "refused": ErrRefused, "gone": ErrGone} {
@@ -401,6 +402,11 @@ func supervise(args []string) int {
 	if err != nil {
 		fmt.Println(err)
 		return 1
+	}
+	value, flags := int64(answered), uint32(0)
+	if args[1] == "older" {
+		value, flags = 0, unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE
+		g.Set(Services)
 	}
 	fmt.Println("adopted")
 	journal, err := os.OpenFile(args[2], os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o600)
@@ -430,7 +436,7 @@ func supervise(args []string) int {
 		}
 		go func() {
 			runtime.Gosched() // others are taken meanwhile
-			if err := reply(listener, a.ID, answered, 0); err != nil && !errors.Is(err, unix.ENOENT) {
+			if err := reply(listener, a.ID, value, flags); err != nil && !errors.Is(err, unix.ENOENT) {
 				fmt.Println(err)
 			}
 		}()

@@ -217,7 +217,8 @@ func (c *control) set(w Word) {
 
 // SetServed tells which ports of the container's loopback may lead to the host, by ServedBit of each,
 // before Services is set. About others the gate and the shims need not ask. A gate that does not know
-// this order asks about all.
+// this order, or that has been adopted and was told of no port since, asks about all: so the first
+// order has all ports.
 func (g *Gate) SetServed(bits uint32) {
 	_, _ = g.order(order{op: opSet, word: uint32(served), value: bits})
 }

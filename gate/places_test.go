@@ -45,7 +45,7 @@ func TestPlaces(t *testing.T) {
 		{"dynamic, not on the host first", true, false, false, again("l", 50), again("o", 50), 0, 3},
 	} {
 		t.Run(tt.name, func(t *testing.T) {
-			got, asked, s := runPlaces(t, tt.shim, tt.hostFirst, tt.steps, func(g *Gate) {
+			got, asked, s := runPlaces(t, tt.shim, tt.hostFirst, tt.steps, func(_ *container, g *Gate) {
 				if tt.moved {
 					g.Set(OwnSockets)
 				}
@@ -80,7 +80,7 @@ func TestServedPorts(t *testing.T) {
 	} {
 		for _, shim := range []bool{false, true} {
 			t.Run(fmt.Sprintf("%s, shim %v", tt.name, shim), func(t *testing.T) {
-				_, asked, _ := runPlaces(t, shim, false, steps, func(g *Gate) {
+				_, asked, _ := runPlaces(t, shim, false, steps, func(_ *container, g *Gate) {
 					for _, port := range tt.served {
 						g.SetServed(ServedBit(port))
 					}
@@ -94,9 +94,33 @@ func TestServedPorts(t *testing.T) {
 	}
 }
 
-// runPlaces runs the program. Before, a supervisor tells the gate something. It returns what the program has written, how often the supervisor was
-// asked, and what the gate has counted.
-func runPlaces(t *testing.T, shim, hostFirst bool, steps string, tell func(*Gate)) (places string, asked int, s Stats) {
+// A supervisor of a version that tells no ports is asked about all, whatever its predecessor has told.
+func TestServedPortsAfterRollback(t *testing.T) {
+	const steps, port = "llll", 9
+	for _, shim := range []bool{false, true} {
+		t.Run(fmt.Sprintf("shim %v", shim), func(t *testing.T) {
+			journal := filepath.Join(t.TempDir(), "journal")
+			runPlaces(t, shim, false, steps, func(c *container, g *Gate) {
+				g.SetServed(ServedBit(port + 1))
+				g.Set(Services)
+				c.must(g.Release())
+				c.helper(c.top.Host, "older", journal).says("adopted")
+			})
+			asked, err := os.ReadFile(journal)
+			if err != nil {
+				t.Fatal(err)
+			}
+			if n := strings.Count(string(asked), Connect.String()); n != len(steps) {
+				t.Errorf("the supervisor is asked about %d connects, want %d:\n%s", n, len(steps), asked)
+			}
+		})
+	}
+}
+
+// runPlaces runs the program. Before, the supervisor tells the gate something, or releases
+// it. It returns what the program has written, how often the supervisor was asked, and what the gate has
+// counted unless it was released.
+func runPlaces(t *testing.T, shim, hostFirst bool, steps string, tell func(*container, *Gate)) (places string, asked int, s Stats) {
 	t.Helper()
 	c := newContainer(t)
 	c.idleAfter = time.Hour // the habits are of one process
@@ -127,7 +151,7 @@ func runPlaces(t *testing.T, shim, hostFirst bool, steps string, tell func(*Gate
 		if err != nil {
 			return err
 		}
-		tell(g)
+		tell(c, g)
 		g.Serve(func(a Request) {
 			asked++
 			_ = reply(listener, a.ID, 0, unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE)
@@ -141,7 +165,7 @@ func runPlaces(t *testing.T, shim, hostFirst bool, steps string, tell func(*Gate
 		said, err = os.ReadFile(whole)
 		return err
 	})
-	s = c.stats(g)
+	s, _ = g.Stats() // none if it was released
 	c.must(c.programs.Kill())
 	_, err = unix.Wait4(c.process.PID, nil, 0, nil)
 	c.must(err)

@@ -122,7 +122,8 @@ func (g *gates) trace(on bool) {
 	})
 }
 
-// add adds a gate to the container. The gate has been told by then all that the others were told.
+// add adds a gate to the container. The gate has been told by then all that the others were told: the
+// ports in one order, because after the first one it asks about no others.
 func (g *gates) add(s *supervised) {
 	g.telling.Lock()
 	defer g.telling.Unlock()

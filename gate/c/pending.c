@@ -283,6 +283,8 @@ static bool gate_greet_next(int file)
 bool gate_supervisor_came(int file)
 {
 	pthread_mutex_lock(&gate_pending_lock);
+	/* The supervisor tells the ports anew, or it is of an older version and tells none. */
+	atomic_store(&gate.board->served, 0);
 	gate_pending.supervised = gate_greet_next(file) && dup3(file, gate.control, O_CLOEXEC) >= 0;
 	if (gate_pending.supervised) {
 		gate_send_due();

@@ -59,7 +59,8 @@ struct board {
 	/* Set before a listener on the container's loopback may get a connection that the
 	 * supervisor exchanges for another (graft/expect.go). */
 	_Atomic uint32_t expects;
-	/* BOARD_SERVED of the ports of `services`, set before that. 0: they are not known. */
+	/* BOARD_SERVED of the ports of `services`, set before that. 0: they are not known, as until
+	 * a new supervisor has told them. */
 	_Atomic uint32_t served;
 };
 
