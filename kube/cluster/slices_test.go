@@ -239,7 +239,7 @@ func testInvalid(t *testing.T, s *shop) {
 	policy := &v1alpha1.GraftPolicy{
 		ObjectMeta: metav1.ObjectMeta{Name: "invalid", Namespace: "shop"},
 		Spec: v1alpha1.GraftPolicySpec{
-			PodSelector: metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}},
+			PodSelector: v1alpha1.LabelSelector{MatchLabels: map[string]string{"app": "web"}},
 			Ingress:     []v1alpha1.IngressRule{{Endpoint: "web", Port: 81, Service: &v1alpha1.ServicePort{Name: "A_", Port: "http"}}},
 		},
 	}

@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/kube/v1alpha1"
@@ -132,7 +131,7 @@ func blocksOf(from []v1alpha1.Peer) (blocks []block, err error) {
 		case f.PodSelector == nil && f.NamespaceSelector == nil:
 			err = errors.New("it has neither an ipBlock nor a selector")
 		}
-		for _, s := range []*metav1.LabelSelector{f.PodSelector, f.NamespaceSelector} {
+		for _, s := range []*v1alpha1.LabelSelector{f.PodSelector, f.NamespaceSelector} {
 			if err == nil && s != nil {
 				_, err = matches(s, nil)
 			}

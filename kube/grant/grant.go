@@ -21,7 +21,6 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/tsugiki/tsugiki/api"
@@ -257,8 +256,8 @@ func (d *decider) endpoint(name string) (*v1alpha1.GraftEndpoint, error) {
 	return nil, fmt.Errorf("GraftEndpoint %s is not for this pod: its allowedPods select neither namespace %s nor the pod's labels there", name, d.Pod.Namespace)
 }
 
-func matches(s *metav1.LabelSelector, l map[string]string) (bool, error) {
-	selector, err := metav1.LabelSelectorAsSelector(s)
+func matches(s *v1alpha1.LabelSelector, l map[string]string) (bool, error) {
+	selector, err := s.Selector()
 	if err != nil {
 		return false, err
 	}
