@@ -263,6 +263,7 @@ func TestRefused(t *testing.T) {
 		"an address of another":    {web, in(`{endpoint: bad, port: 81}`), `the address "::1" of GraftEndpoint bad is none of IPv4`},
 		"two endpoints":            {web, in(`{endpoint: bare, port: 80}`), "GraftPolicy p says something else about IPv4 port 80/tcp of container nginx"},
 		"one Service's port twice": {web, `{podSelector: {}, ingress: [{endpoint: web, port: 80, service: {name: web, port: http}}, {endpoint: web, port: 81, service: {name: web, port: http}}]}`, `GraftPolicy p says something else about port "http" of Service web at `},
+		"a Service of a socket":    {web, in(`{endpoint: db, port: 81, service: {name: web}}`), "GraftPolicy p, ingress 1: service is for endpoints with an address, and GraftEndpoint db is a unix socket"},
 		"another destination":      {web, out(`{endpoint: local, to: [11.0.0.0/8], ports: "5432"}`), "11.0.0.0/8, ports 5432, is no destination of GraftEndpoint local"},
 		"a wider destination":      {web, out(`{endpoint: local, to: [10.0.0.0/7], ports: "5432"}`), "is no destination"},
 		"all ports":                {web, out(`{endpoint: local, to: [10.0.0.0/8]}`), "10.0.0.0/8, ports 1-65535, is no destination"},

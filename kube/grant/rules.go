@@ -21,7 +21,7 @@ func (d *decider) ingress(p *v1alpha1.GraftPolicy, i int) error {
 	if err != nil {
 		return err
 	}
-	if err := checkService(d.Pod.Namespace, r.Service); err != nil {
+	if err := checkService(d.Pod.Namespace, r.Service, e); err != nil {
 		return err
 	}
 	c, err := listener(d.Pod, r)
