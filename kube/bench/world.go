@@ -164,7 +164,7 @@ func (w *world) resources(ctx context.Context) error {
 			ObjectMeta: metav1.ObjectMeta{Name: endpointName(i)},
 			Spec: v1alpha1.GraftEndpointSpec{
 				Type: v1alpha1.IPv4, Address: v1alpha1.NodeAddress, Destinations: []v1alpha1.Destination{{CIDR: "10.0.0.0/8"}, {CIDR: "192.0.2.0/24", Ports: "443"}},
-				AllowedPods: []v1alpha1.PodSelection{{NamespaceSelector: metav1.LabelSelector{MatchLabels: label}}},
+				AllowedPods: []v1alpha1.PodSelection{{NamespaceSelector: v1alpha1.LabelSelector{MatchLabels: label}}},
 			},
 		}
 		if i == 0 {
@@ -183,7 +183,7 @@ func (w *world) resources(ctx context.Context) error {
 			&v1alpha1.GraftPolicy{
 				ObjectMeta: metav1.ObjectMeta{Name: "web", Namespace: name},
 				Spec: v1alpha1.GraftPolicySpec{
-					PodSelector: metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}},
+					PodSelector: v1alpha1.LabelSelector{MatchLabels: map[string]string{"app": "web"}},
 					Ingress:     []v1alpha1.IngressRule{{Endpoint: endpointName(0), Port: 80, Service: &v1alpha1.ServicePort{Name: "web", Port: "http"}}},
 					Egress:      []v1alpha1.EgressRule{{Endpoint: endpointName(1 + i), To: []string{destination(0)}}},
 				},

@@ -37,12 +37,12 @@ func Labels(ctx context.Context, c client.Reader, namespace string) (map[string]
 	return o.Labels, nil
 }
 
-// Endpoints returns a function that finds endpoints by their names, as grant.Question has it. It
-// leaves an error that says more than that there is none in failed.
+// Endpoints returns a function that finds endpoints by their names, as grant.Question has it. Nobody may change
+// them: they are those of the cache. It leaves an error that says more than that there is none in failed.
 func Endpoints(ctx context.Context, c client.Reader, failed *error) func(name string) *v1alpha1.GraftEndpoint {
 	return func(name string) *v1alpha1.GraftEndpoint {
 		var e v1alpha1.GraftEndpoint
-		err := c.Get(ctx, types.NamespacedName{Name: name}, &e)
+		err := c.Get(ctx, types.NamespacedName{Name: name}, &e, client.UnsafeDisableDeepCopy)
 		if err == nil {
 			return &e
 		}
@@ -54,15 +54,16 @@ func Endpoints(ctx context.Context, c client.Reader, failed *error) func(name st
 }
 
 // Decide answers the question what a pod is given by ports on a node. Before it reads an endpoint,
-// it calls note with its name. If a rule selects pods of the node, it asks peers for them.
-func Decide(ctx context.Context, c client.Reader, pod *corev1.Pod, node grant.Node, ports grant.Ports, note func(endpoint string), peers func() ([]grant.Peer, error)) (grant.Decision, error) {
+// it calls note with its name. If a rule selects pods of the node, it asks peers for them. It reads objects in
+// their cache, and copies none.
+func Decide(ctx context.Context, c client.Reader, pod *corev1.Pod, node grant.Node, ports grant.Ports, note func(endpoint string), peers func() (*grant.Peers, error)) (grant.Decision, error) {
 	q := grant.Question{Pod: pod, Node: node, Ports: ports}
 	var err error
 	if q.Namespace, err = Labels(ctx, c, pod.Namespace); err != nil {
 		return grant.Decision{}, err
 	}
 	var policies v1alpha1.GraftPolicyList
-	if err := c.List(ctx, &policies, client.InNamespace(pod.Namespace)); err != nil {
+	if err := c.List(ctx, &policies, client.InNamespace(pod.Namespace), client.UnsafeDisableDeepCopy); err != nil {
 		return grant.Decision{}, fmt.Errorf("policies of namespace %s: %w", pod.Namespace, err)
 	}
 	for i := range policies.Items {
@@ -77,12 +78,12 @@ func Decide(ctx context.Context, c client.Reader, pod *corev1.Pod, node grant.No
 		note(name)
 		return find(name)
 	}
-	q.Peers = func() []grant.Peer {
-		list, err := peers()
+	q.Peers = func() *grant.Peers {
+		p, err := peers()
 		if err != nil {
-			failed = err
+			failed, p = err, grant.NewPeers(nil)
 		}
-		return list
+		return p
 	}
 	d := grant.Decide(&q)
 	return d, failed

@@ -57,7 +57,7 @@ func Add(m ctrl.Manager) error {
 	if err != nil {
 		return err
 	}
-	c := &cluster{m.GetClient()}
+	c := &cluster{m.GetClient(), grant.NewPeers(nil)}
 	if err := c.addSlices(m); err != nil {
 		return err
 	}
@@ -75,7 +75,10 @@ func Add(m ctrl.Manager) error {
 		Complete(reconcile.Func(c.policy))
 }
 
-type cluster struct{ client client.Client }
+type cluster struct {
+	client client.Client
+	peers  *grant.Peers // none
+}
 
 // endpointsOf returns the names of a policy's endpoints, sorted.
 func endpointsOf(p *v1alpha1.GraftPolicy) []string {
@@ -111,7 +114,7 @@ func (c *cluster) policiesOfNamespace(ctx context.Context, o client.Object) []re
 
 func (c *cluster) policies(ctx context.Context, which client.ListOption) (requests []reconcile.Request) {
 	var list v1alpha1.GraftPolicyList
-	if err := c.client.List(ctx, &list, which); err != nil {
+	if err := c.client.List(ctx, &list, which, client.UnsafeDisableDeepCopy); err != nil {
 		ctrl.LoggerFrom(ctx).Error(err, "list policies of the cache")
 		return nil
 	}
@@ -128,7 +131,7 @@ func (c *cluster) endpoint(ctx context.Context, r reconcile.Request) (reconcile.
 		return reconcile.Result{}, client.IgnoreNotFound(err)
 	}
 	var list v1alpha1.GraftPolicyList
-	if err := c.client.List(ctx, &list, client.MatchingFields{indexEndpoint: e.Name}); err != nil {
+	if err := c.client.List(ctx, &list, client.MatchingFields{indexEndpoint: e.Name}, client.Limit(1), client.UnsafeDisableDeepCopy); err != nil {
 		return reconcile.Result{}, err
 	}
 	before := e.DeepCopy()

@@ -120,7 +120,7 @@ func (c *cluster) podsOfEndpoint(ctx context.Context, o client.Object) (requests
 // podsIn returns the pods of a namespace that serve something.
 func (c *cluster) podsIn(ctx context.Context, namespace string) (requests []reconcile.Request) {
 	var list corev1.PodList
-	if err := c.client.List(ctx, &list, client.InNamespace(namespace)); err != nil {
+	if err := c.client.List(ctx, &list, client.InNamespace(namespace), client.UnsafeDisableDeepCopy); err != nil {
 		ctrl.LoggerFrom(ctx).Error(err, "list pods of the cache")
 		return nil
 	}
@@ -190,27 +190,29 @@ func (c *cluster) slicesOf(ctx context.Context, pod *corev1.Pod) (map[string]*di
 	if len(claims) == 0 || !asks || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
 		return all, nil
 	}
-	d, err := caches.Decide(ctx, c.client, pod, nodeOf(pod), claims, func(string) {}, noPeers)
+	d, err := caches.Decide(ctx, c.client, pod, nodeOf(pod), claims, func(string) {}, c.noPeers)
 	if err != nil {
 		return nil, err
 	}
 	for i := range d.Served {
 		s := &d.Served[i]
-		if s.Service == nil || !s.Host.Addr().IsValid() {
+		if !s.Host.Addr().IsValid() {
 			continue
 		}
-		name := sliceName(s.Service.Name, string(pod.UID), s.Host.Addr())
-		if all[name] == nil {
-			all[name] = slice(name, pod, s)
+		for _, of := range s.Services {
+			name := sliceName(of.Name, string(pod.UID), s.Host.Addr())
+			if all[name] == nil {
+				all[name] = slice(name, pod, of.Name, s.Host.Addr())
+			}
+			port, protocol := int32(s.Host.Port()), corev1.Protocol(s.Protocol)
+			all[name].Ports = append(all[name].Ports, discoveryv1.EndpointPort{Name: &of.Port, Port: &port, Protocol: &protocol})
 		}
-		port, protocol, portName := int32(s.Host.Port()), corev1.Protocol(s.Protocol), s.Service.Port
-		all[name].Ports = append(all[name].Ports, discoveryv1.EndpointPort{Name: &portName, Port: &port, Protocol: &protocol})
 	}
 	return all, nil
 }
 
 // noPeers says of which pods a rule takes connections: that is the node's, and changes no port.
-func noPeers() ([]grant.Peer, error) { return nil, nil }
+func (c *cluster) noPeers() (*grant.Peers, error) { return c.peers, nil }
 
 // nodeOf returns the addresses of a pod's node that the kubelet has written: the first one of each
 // family, as tsugiki-kube on the node has them.
@@ -224,24 +226,24 @@ func nodeOf(p *corev1.Pod) grant.Node {
 	return node
 }
 
-func slice(name string, pod *corev1.Pod, s *grant.Served) *discoveryv1.EndpointSlice {
+func slice(name string, pod *corev1.Pod, service string, at netip.Addr) *discoveryv1.EndpointSlice {
 	ready := slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
 		return c.Type == corev1.PodReady && c.Status == corev1.ConditionTrue
 	})
 	terminating, available, node := pod.DeletionTimestamp != nil, ready && pod.DeletionTimestamp == nil, pod.Spec.NodeName
 	family := discoveryv1.AddressTypeIPv4
-	if s.Host.Addr().Is6() {
+	if at.Is6() {
 		family = discoveryv1.AddressTypeIPv6
 	}
 	return &discoveryv1.EndpointSlice{
 		ObjectMeta: metav1.ObjectMeta{
 			Name: name, Namespace: pod.Namespace,
-			Labels:          map[string]string{discoveryv1.LabelServiceName: s.Service.Name, discoveryv1.LabelManagedBy: managedBy, labelPod: string(pod.UID)},
+			Labels:          map[string]string{discoveryv1.LabelServiceName: service, discoveryv1.LabelManagedBy: managedBy, labelPod: string(pod.UID)},
 			OwnerReferences: []metav1.OwnerReference{{APIVersion: "v1", Kind: "Pod", Name: pod.Name, UID: pod.UID}},
 		},
 		AddressType: family,
 		Endpoints: []discoveryv1.Endpoint{{
-			Addresses:  []string{s.Host.Addr().String()},
+			Addresses:  []string{at.String()},
 			Conditions: discoveryv1.EndpointConditions{Ready: &available, Serving: &ready, Terminating: &terminating},
 			NodeName:   &node,
 			TargetRef:  &corev1.ObjectReference{Kind: "Pod", Namespace: pod.Namespace, Name: pod.Name, UID: pod.UID},

@@ -105,29 +105,30 @@ func (first) Take(_, _ string, _ v1alpha1.Protocol, _ netip.Addr, within grant.R
 	return within.First, nil
 }
 
-// has waits until the slices of a pod have some endpoints.
-func (s *shop) has(p *corev1.Pod, want ...string) {
+// has waits until the slices of a pod have some endpoints, and returns the slices.
+func (s *shop) has(p *corev1.Pod, want ...string) (owned []discoveryv1.EndpointSlice) {
 	s.t.Helper()
 	testkit.Eventually(s.t, func() error {
 		var list discoveryv1.EndpointSliceList
 		if err := s.admin.List(s.t.Context(), &list, client.InNamespace("shop")); err != nil {
 			return err
 		}
+		owned = slices.DeleteFunc(list.Items, func(o discoveryv1.EndpointSlice) bool { return o.OwnerReferences[0].UID != p.UID })
 		var hosts []string
-		for _, o := range list.Items {
-			if o.OwnerReferences[0].UID != p.UID {
-				continue
-			}
+		for _, o := range owned {
 			if o.Labels[discoveryv1.LabelServiceName] != "web" || *o.Ports[0].Name != "http" || *o.Endpoints[0].NodeName != "n1" || o.Endpoints[0].TargetRef.UID != p.UID {
 				return fmt.Errorf("slice %+v of pod %s", o, p.Name)
 			}
-			hosts = append(hosts, fmt.Sprintf("%s:%d", o.Endpoints[0].Addresses[0], *o.Ports[0].Port))
+			for _, port := range o.Ports {
+				hosts = append(hosts, fmt.Sprintf("%s:%d", o.Endpoints[0].Addresses[0], *port.Port))
+			}
 		}
 		if !slices.Equal(hosts, want) {
 			return fmt.Errorf("endpoints of pod %s: %v, want %v", p.Name, hosts, want)
 		}
 		return nil
 	})
+	return owned
 }
 
 // TestSlices is one test, because API servers take some seconds to start.
@@ -143,6 +144,7 @@ func TestSlices(t *testing.T) {
 		{"what a node is believed", testBelieved},
 		{"a pod that asks no more", testAsksNoMore},
 		{"resources that change", testChanged},
+		{"rules that come", testAnotherRule},
 		{"another pod of the name", testAnother},
 		{"a slice that cannot be", testInvalid},
 		{"a node with an earlier tsugiki-kube", testEarlier},
@@ -219,6 +221,38 @@ func testChanged(t *testing.T, s *shop) {
 	s.delete(p)
 }
 
+// A rule that comes takes away no slice of the pod's others while the node has not said which port the new one has.
+func testAnotherRule(t *testing.T, s *shop) {
+	policy := s.another("web-more", "web", "more")
+	p := s.pod("p")
+	s.says(p, s.text(s.served("198.51.100.7:31001"), s.servedBy(policy, "198.51.100.7:31011")))
+	before := s.has(p, "198.51.100.7:31001", "198.51.100.7:31011") // so the policy is known
+	s.says(p, s.port("198.51.100.7:31002"))
+	if after := s.has(p, "198.51.100.7:31002"); after[0].UID != before[0].UID {
+		t.Errorf("slice %s is another one", after[0].Name)
+	}
+	s.delete(p)
+	if err := s.admin.Delete(t.Context(), policy); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// another makes a policy that has the pods listen at another port for a Service.
+func (s *shop) another(name, service, port string) *v1alpha1.GraftPolicy {
+	s.t.Helper()
+	policy := &v1alpha1.GraftPolicy{
+		ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "shop"},
+		Spec: v1alpha1.GraftPolicySpec{
+			PodSelector: v1alpha1.LabelSelector{MatchLabels: map[string]string{"app": "web"}},
+			Ingress:     []v1alpha1.IngressRule{{Endpoint: "web", Port: 81, Service: &v1alpha1.ServicePort{Name: service, Port: port}}},
+		},
+	}
+	if err := s.admin.Create(s.t.Context(), policy); err != nil {
+		s.t.Fatal(err)
+	}
+	return policy
+}
+
 func testAnother(_ *testing.T, s *shop) {
 	old := s.pod("db-0")
 	s.says(old, s.port("198.51.100.7:31001"))
@@ -236,28 +270,9 @@ func testAnother(_ *testing.T, s *shop) {
 // A slice that the API server does not take keeps no other slice of the pod from being written: here
 // that of a Service whose name is none.
 func testInvalid(t *testing.T, s *shop) {
-	policy := &v1alpha1.GraftPolicy{
-		ObjectMeta: metav1.ObjectMeta{Name: "invalid", Namespace: "shop"},
-		Spec: v1alpha1.GraftPolicySpec{
-			PodSelector: metav1.LabelSelector{MatchLabels: map[string]string{"app": "web"}},
-			Ingress:     []v1alpha1.IngressRule{{Endpoint: "web", Port: 81, Service: &v1alpha1.ServicePort{Name: "A_", Port: "http"}}},
-		},
-	}
-	if err := s.admin.Create(t.Context(), policy); err != nil {
-		t.Fatal(err)
-	}
+	policy := s.another("invalid", "A_", "http")
 	p := s.pod("invalid")
-	var said []grant.Served
-	if err := json.Unmarshal([]byte(s.port("198.51.100.7:31006")), &said); err != nil {
-		t.Fatal(err)
-	}
-	other := said[0]
-	other.Port, other.Host, other.Rule = 81, netip.MustParseAddrPort("198.51.100.7:31007"), s.ruleOf(policy.Name)
-	text, err := json.Marshal(append(said, other))
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.says(p, string(text))
+	s.says(p, s.text(s.served("198.51.100.7:31006"), s.servedBy(policy, "198.51.100.7:31007")))
 	s.has(p, "198.51.100.7:31006")
 	s.delete(p)
 	if err := s.admin.Delete(t.Context(), policy); err != nil {
@@ -268,7 +283,7 @@ func testInvalid(t *testing.T, s *shop) {
 // The slices of a pod without the condition stay until the pod goes.
 func testEarlier(t *testing.T, s *shop) {
 	old := s.pod("old")
-	theirs := slice("theirs", old, &grant.Served{Host: netip.MustParseAddrPort("198.51.100.7:31004"), Service: &v1alpha1.ServicePort{Name: "web"}})
+	theirs := slice("theirs", old, "web", netip.MustParseAddr("198.51.100.7"))
 	name, port := "http", int32(31004)
 	theirs.Ports = []discoveryv1.EndpointPort{{Name: &name, Port: &port}}
 	if err := s.admin.Create(t.Context(), theirs); err != nil {
@@ -300,14 +315,33 @@ func testPermissions(t *testing.T, s *shop, c client.Client) {
 	s.delete(p)
 }
 
-// port is what a node says of a pod with a port of the node.
-func (s *shop) port(at string) string {
+// served is a port of the node that a pod has by the policy web.
+func (s *shop) served(at string) grant.Served {
+	return grant.Served{Container: "nginx", Port: 80, Protocol: v1alpha1.TCP, Host: netip.MustParseAddrPort(at), Rule: s.rule}
+}
+
+// servedBy is one by another policy.
+func (s *shop) servedBy(p *v1alpha1.GraftPolicy, at string) grant.Served {
 	s.t.Helper()
-	text, err := json.Marshal([]grant.Served{{Container: "nginx", Port: 80, Protocol: v1alpha1.TCP, Host: netip.MustParseAddrPort(at), Rule: s.rule}})
+	more := s.served(at)
+	more.Port, more.Rule = 81, s.ruleOf(p.Name)
+	return more
+}
+
+// text is what a node says of a pod with ports of the node.
+func (s *shop) text(list ...grant.Served) string {
+	s.t.Helper()
+	text, err := json.Marshal(list)
 	if err != nil {
 		s.t.Fatal(err)
 	}
 	return string(text)
+}
+
+// port is what a node says of a pod with one of them.
+func (s *shop) port(at string) string {
+	s.t.Helper()
+	return s.text(s.served(at))
 }
 
 func (s *shop) delete(p *corev1.Pod) {

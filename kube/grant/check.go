@@ -74,7 +74,7 @@ func CheckPolicy(p *v1alpha1.GraftPolicy, namespace map[string]string, endpoint 
 			err = fmt.Errorf("GraftEndpoint %s has no ports: pods cannot listen there", e.Name)
 		}
 		if err == nil {
-			err = checkService(p.Namespace, r.Service)
+			err = checkService(p.Namespace, r.Service, e)
 		}
 		if err == nil {
 			err = checkPeers(r.From, e)
@@ -126,10 +126,14 @@ func forNamespace(name, namespace string, labels map[string]string, endpoint fun
 	return nil, fmt.Errorf("GraftEndpoint %s is not for pods of namespace %s", name, namespace)
 }
 
-// checkService refuses Services of the cluster itself. The admission policy of deploy/ lets no node
-// write endpoints of these.
-func checkService(namespace string, s *v1alpha1.ServicePort) error {
-	if s != nil && (strings.HasPrefix(namespace, "kube-") || namespace == "default" && s.Name == "kubernetes") {
+// checkService refuses a Service for an endpoint that has no address, and Services of the cluster itself. The
+// admission policy of deploy/ lets no node write endpoints of those.
+func checkService(namespace string, s *v1alpha1.ServicePort, e *v1alpha1.GraftEndpoint) error {
+	switch {
+	case s == nil:
+	case e.Spec.Type == v1alpha1.Unix:
+		return fmt.Errorf("service is for endpoints with an address, and GraftEndpoint %s is a unix socket; leave service out", e.Name)
+	case strings.HasPrefix(namespace, "kube-") || namespace == "default" && s.Name == "kubernetes":
 		return fmt.Errorf("the Service %s of namespace %s is one of the cluster itself; name another Service, or none", s.Name, namespace)
 	}
 	return nil

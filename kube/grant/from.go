@@ -8,8 +8,10 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
+	"k8s.io/apimachinery/pkg/types"
 
 	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/kube/v1alpha1"
@@ -50,26 +52,111 @@ func (b block) has(p netip.Prefix) bool {
 	return contains(b.cidr, p) && !slices.ContainsFunc(b.except, func(e netip.Prefix) bool { return contains(e, p) })
 }
 
-// sources returns the sources of an ingress rule as the agent reads them.
-func (d *decider) sources(from []v1alpha1.Peer) (string, error) {
-	if len(from) == 0 {
-		return "", nil
+// Peers are the pods of a node at one time. They keep what lists of policies (from) mean, so that a list is read
+// once and not for each pod that a policy selects.
+type Peers struct {
+	list []Peer
+
+	mu    sync.Mutex // guards lists
+	lists map[listKey]func() *sources
+}
+
+// listsMax is the number of lists that are kept. If there are more, all of them are read again.
+const listsMax = 4096
+
+// listKey is a list as it is in a generation of a policy.
+type listKey struct {
+	policy     types.UID
+	generation int64
+	rule       int
+}
+
+// NewPeers makes Peers of pods, which the caller changes no more.
+func NewPeers(list []Peer) *Peers {
+	return &Peers{list: list, lists: map[listKey]func() *sources{}}
+}
+
+// of returns who reaches the servers of a policy's ingress rule.
+func (p *Peers) of(policy *v1alpha1.GraftPolicy, namespace string, rule int) *sources {
+	read := func() *sources { return sourcesOf(policy.Spec.Ingress[rule].From, namespace, p.list) }
+	if policy.UID == "" {
+		return read() // no API server has it, so nothing says that it is the same one the next time
 	}
-	blocks, err := blocksOf(from)
+	key := listKey{policy.UID, policy.Generation, rule}
+	p.mu.Lock()
+	kept := p.lists[key]
+	if kept == nil {
+		if len(p.lists) >= listsMax {
+			clear(p.lists)
+		}
+		kept = sync.OnceValue(read)
+		p.lists[key] = kept
+	}
+	p.mu.Unlock()
+	return kept()
+}
+
+// sources are who reaches the servers of a rule.
+type sources struct {
+	text  string   // two lists with the same one select the same, whatever pods there are
+	pods  []string // UIDs of grafted pods, sorted
+	words []string // prefixes, as the agent reads them
+	err   error
+}
+
+// sourcesOf reads a list of a policy of a namespace.
+func sourcesOf(from []v1alpha1.Peer, namespace string, peers []Peer) *sources {
+	blocks, selectors, err := readPeers(from, namespace)
 	if err != nil {
-		return "", err
+		return &sources{err: err}
 	}
-	// The pod itself reaches its servers in any case. So nobody else does, if nothing is selected.
-	words := []string{"from:pod:" + string(d.Pod.UID)}
-	for _, p := range d.selected(from) {
-		if p.Grafted && p.UID != string(d.Pod.UID) {
-			words = append(words, "from:pod:"+p.UID)
+	texts := wordsOf(blocks)
+	for _, s := range selectors {
+		texts = append(texts, s.String())
+	}
+	slices.Sort(texts)
+	s := &sources{text: strings.Join(slices.Compact(texts), "+")}
+	for _, p := range peers {
+		if !slices.ContainsFunc(selectors, func(s selector) bool { return s.selects(&p) }) {
+			continue
+		}
+		if p.Grafted {
+			s.pods = append(s.pods, p.UID)
 		}
 		for _, a := range p.Addrs {
 			blocks = append(blocks, block{cidr: netip.PrefixFrom(a, a.BitLen())})
 		}
 	}
-	words = append(words, wordsOf(blocks)...)
+	slices.Sort(s.pods)
+	s.words = wordsOf(blocks)
+	return s
+}
+
+// from returns who reaches the servers of a policy's ingress rule; nil: everybody.
+func (d *decider) from(p *v1alpha1.GraftPolicy, rule int) *sources {
+	from := p.Spec.Ingress[rule].From
+	switch {
+	case len(from) == 0:
+		return nil
+	case slices.ContainsFunc(from, func(f v1alpha1.Peer) bool { return f.IPBlock == nil }):
+		return d.peers().of(p, d.Pod.Namespace, rule)
+	}
+	return sourcesOf(from, d.Pod.Namespace, nil)
+}
+
+// wordsFor returns sources as the agent reads them in the rule of a pod. The pod itself reaches its servers in
+// any case. So nobody else does, if nothing is selected.
+func (s *sources) wordsFor(pod types.UID) (string, error) {
+	if s == nil {
+		return "", nil
+	}
+	words := []string{"from:pod:" + string(pod)}
+	for _, uid := range s.pods {
+		if uid != string(pod) {
+			words = append(words, "from:pod:"+uid)
+		}
+	}
+	words = append(words, s.words...)
 	if len(words) > sourcesMax {
 		return "", fmt.Errorf("from has %d prefixes and pods of this node, at most %d may be; select fewer pods, or write their prefix as an ipBlock", len(words), sourcesMax)
 	}
@@ -94,54 +181,64 @@ func size(g *api.Grant) error {
 	return err
 }
 
-// selected returns the pods of the node that a list selects, by UID.
-func (d *decider) selected(from []v1alpha1.Peer) (list []Peer) {
-	if !slices.ContainsFunc(from, func(f v1alpha1.Peer) bool { return f.IPBlock == nil }) {
-		return nil
-	}
-	for _, p := range d.Peers() {
-		if slices.ContainsFunc(from, func(f v1alpha1.Peer) bool { return d.selects(f, p) }) {
-			list = append(list, p)
-		}
-	}
-	slices.SortFunc(list, func(a, b Peer) int { return strings.Compare(a.UID, b.UID) })
-	return list
+// selector is a part of a list that selects pods: those of some namespaces, or of one if namespaces is nil.
+type selector struct {
+	namespace        string
+	namespaces, pods labels.Selector
 }
 
-// selects tells whether a part of a list selects a pod. blocksOf has read the selectors.
-func (d *decider) selects(f v1alpha1.Peer, p Peer) bool {
-	is := f.IPBlock == nil && p.Namespace == d.Pod.Namespace
-	if f.NamespaceSelector != nil {
-		is, _ = matches(f.NamespaceSelector, p.NamespaceLabels)
+// String writes a selector so that two with the same text select the same.
+func (s selector) String() string {
+	if s.namespaces == nil {
+		return "pods " + s.pods.String()
 	}
-	if is && f.PodSelector != nil {
-		is, _ = matches(f.PodSelector, p.Labels)
-	}
-	return is
+	return "namespaces " + s.namespaces.String() + " pods " + s.pods.String()
 }
 
-// blocksOf returns the blocks of a list, and what is wrong with it.
-func blocksOf(from []v1alpha1.Peer) (blocks []block, err error) {
-	for i, f := range from {
-		var b block
+// selects tells whether a selector selects a pod.
+func (s selector) selects(p *Peer) bool {
+	if s.namespaces == nil {
+		return p.Namespace == s.namespace && s.pods.Matches(labels.Set(p.Labels))
+	}
+	return s.namespaces.Matches(labels.Set(p.NamespaceLabels)) && s.pods.Matches(labels.Set(p.Labels))
+}
+
+// readPeers returns the blocks and the selectors of a list, and what is wrong with it.
+func readPeers(from []v1alpha1.Peer, namespace string) (blocks []block, selectors []selector, err error) {
+	for i := range from {
+		f := &from[i]
 		switch {
 		case f.IPBlock != nil:
+			var b block
 			if b, err = blockOf(f.IPBlock); err == nil {
 				blocks = append(blocks, b)
 			}
 		case f.PodSelector == nil && f.NamespaceSelector == nil:
 			err = errors.New("it has neither an ipBlock nor a selector")
-		}
-		for _, s := range []*metav1.LabelSelector{f.PodSelector, f.NamespaceSelector} {
-			if err == nil && s != nil {
-				_, err = matches(s, nil)
+		default:
+			var s selector
+			if s, err = selectorOf(f, namespace); err == nil {
+				selectors = append(selectors, s)
 			}
 		}
 		if err != nil {
-			return nil, fmt.Errorf("from %d: %w", i, err)
+			return nil, nil, fmt.Errorf("from %d: %w", i, err)
 		}
 	}
-	return blocks, nil
+	return blocks, selectors, nil
+}
+
+func selectorOf(f *v1alpha1.Peer, namespace string) (s selector, err error) {
+	s = selector{namespace: namespace, pods: labels.Everything()}
+	if f.PodSelector != nil {
+		if s.pods, err = f.PodSelector.Selector(); err != nil {
+			return s, err
+		}
+	}
+	if f.NamespaceSelector != nil {
+		s.namespaces, err = f.NamespaceSelector.Selector()
+	}
+	return s, err
 }
 
 func blockOf(b *v1alpha1.IPBlock) (is block, err error) {
@@ -192,6 +289,6 @@ func checkPeers(from []v1alpha1.Peer, e *v1alpha1.GraftEndpoint) error {
 	if len(from) > 0 && e.Spec.Type == v1alpha1.Unix {
 		return fmt.Errorf("GraftEndpoint %s: %w", e.Name, errUnixFrom)
 	}
-	_, err := blocksOf(from)
+	_, _, err := readPeers(from, "")
 	return err
 }

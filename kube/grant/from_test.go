@@ -13,16 +13,16 @@ import (
 
 // peersOf are the pods of a node: those of the shop, one of the bank, one in the node's network, and the
 // pod itself.
-func peersOf() []Peer {
+func peersOf() *Peers {
 	shop, bank := map[string]string{"team": "shop"}, map[string]string{"team": "bank"}
 	addr := netip.MustParseAddr
-	return []Peer{
+	return NewPeers([]Peer{
 		{UID: "u1", Namespace: "shop", NamespaceLabels: shop, Labels: map[string]string{"app": "web"}, Grafted: true, Addrs: []netip.Addr{addr("10.244.0.1")}},
 		{UID: "u2", Namespace: "shop", NamespaceLabels: shop, Labels: map[string]string{"app": "cache"}, Grafted: true, Addrs: []netip.Addr{addr("10.244.0.2"), addr("fd00::2")}},
 		{UID: "u3", Namespace: "shop", NamespaceLabels: shop, Labels: map[string]string{"app": "cart"}, Addrs: []netip.Addr{addr("10.244.0.3")}},
 		{UID: "u4", Namespace: "bank", NamespaceLabels: bank, Labels: map[string]string{"app": "cart"}, Addrs: []netip.Addr{addr("10.244.0.4")}},
 		{UID: "u5", Namespace: "shop", NamespaceLabels: shop, Labels: map[string]string{"app": "host"}},
-	}
+	})
 }
 
 func TestSources(t *testing.T) {
@@ -79,8 +79,8 @@ func TestSourcesRefused(t *testing.T) {
 		}
 	}
 	q := question(t, web, in("web", `[{podSelector: {}}]`))
-	q.Peers = func() []Peer {
-		return slices.Repeat([]Peer{{UID: "u2", Namespace: "shop", Grafted: true}}, 3000)
+	q.Peers = func() *Peers {
+		return NewPeers(slices.Repeat([]Peer{{UID: "u2", Namespace: "shop", Grafted: true}}, 3000))
 	}
 	if d := Decide(q); !strings.Contains(d.Grant.Refused, "from has 3001 prefixes and pods of this node, at most 2048 may be") {
 		t.Errorf("too many pods: %q", d.Grant.Refused)
@@ -116,11 +116,12 @@ func TestTooLarge(t *testing.T) {
 			}
 		}
 		q := question(t, web, `{podSelector: {}, ingress: [`+strings.Join(list, ", ")+`]}`)
-		q.Peers = func() (list []Peer) {
+		q.Peers = func() *Peers {
+			var list []Peer
 			for i := range tt.peers {
 				list = append(list, Peer{UID: fmt.Sprintf("%08d-0000-4000-8000-000000000000-and-more-and-more", i), Namespace: "shop", Grafted: true})
 			}
-			return list
+			return NewPeers(list)
 		}
 		d := Decide(q)
 		if !strings.Contains(d.Grant.Refused, tt.want) || (d.Grant.Refused == "") != (tt.want == "") {

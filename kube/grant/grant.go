@@ -13,15 +13,16 @@
 package grant
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/labels"
 
 	"github.com/tsugiki/tsugiki/api"
@@ -51,7 +52,8 @@ var anyNode = Node{IPv4: netip.IPv4Unspecified(), IPv6: netip.IPv6Unspecified()}
 // Ports gives pods ports of the node.
 type Ports interface {
 	// Take returns a port for a rule of a pod: the one that the rule has, or one of a range that is
-	// free for the rule's protocol. An error says in one line why there is none.
+	// free for the rule's protocol. An error says in one line why there is none, and refuses the pod, if
+	// it is not ErrNoPortYet.
 	Take(pod, rule string, protocol v1alpha1.Protocol, addr netip.Addr, within Range) (uint16, error)
 }
 
@@ -64,8 +66,9 @@ type Question struct {
 	Policies []*v1alpha1.GraftPolicy
 	// Endpoint returns an endpoint of the cluster; nil if there is none of that name.
 	Endpoint func(name string) *v1alpha1.GraftEndpoint
-	// Peers returns the pods of the node that are not over. It is asked only if a rule selects pods.
-	Peers func() []Peer
+	// Peers returns the pods of the node that are not over. It is asked once, and only if a rule selects
+	// pods.
+	Peers func() *Peers
 	Node  Node
 	Ports Ports
 }
@@ -83,16 +86,15 @@ type Decision struct {
 
 // Decide answers a question. A pod that no policy selects is refused.
 func Decide(q *Question) Decision {
-	d := decider{Question: q, used: map[string]used{}}
+	d := decider{
+		Question: q, used: map[string]used{}, services: map[string][]v1alpha1.ServicePort{}, allowed: map[string]*v1alpha1.GraftEndpoint{},
+		peers: sync.OnceValue(q.Peers),
+	}
 	d.Grant = api.Grant{Namespace: q.Pod.Namespace, Name: q.Pod.Name, Containers: map[string]api.Rules{}}
 	err := fit(q.Pod)
 	d.Final = err != nil
-	d.translated = slices.ContainsFunc(q.Policies, d.translates)
-	for _, p := range q.Policies {
-		if err != nil {
-			break
-		}
-		err = d.policy(p)
+	if err == nil {
+		err = d.policies()
 	}
 	if err == nil && !d.Selected {
 		err = fmt.Errorf("no GraftPolicy of namespace %s selects the pod; make one, or leave the %s out", q.Pod.Namespace, way(q.Pod))
@@ -169,39 +171,77 @@ type used struct{ policy, text string }
 type decider struct {
 	*Question
 	Decision
-	used map[string]used // by container and what the rule is for
+	used     map[string]used                    // by container and what the rule is for
+	services map[string][]v1alpha1.ServicePort  // by rule
+	allowed  map[string]*v1alpha1.GraftEndpoint // that are for the pod
+	peers    func() *Peers
 	// translated says that the pod's IPv4 is translated.
 	translated bool
 }
 
-// policy adds the rules of a policy, if it selects the pod.
-func (d *decider) policy(p *v1alpha1.GraftPolicy) error {
-	selects, err := matches(&p.Spec.PodSelector, d.Pod.Labels)
-	if err != nil {
-		return fmt.Errorf("podSelector of GraftPolicy %s: %w", p.Name, err)
+// policies adds the rules of the policies that select the pod. What a policy says of the pod as a whole comes
+// first, so that it does not matter which policy comes first.
+func (d *decider) policies() error {
+	var list []*v1alpha1.GraftPolicy
+	for _, p := range d.Policies {
+		selects, err := matches(&p.Spec.PodSelector, d.Pod.Labels)
+		if err != nil {
+			return fmt.Errorf("podSelector of GraftPolicy %s: %w", p.Name, err)
+		}
+		if selects {
+			list = append(list, p)
+		}
 	}
-	if !selects {
-		return nil
+	d.Selected = len(list) > 0
+	d.translated = slices.ContainsFunc(list, func(p *v1alpha1.GraftPolicy) bool { return p.Spec.Translate != nil })
+	mode := ""
+	for _, p := range list {
+		d.Grant.Slow = d.Grant.Slow || p.Spec.DirectForward != nil && !*p.Spec.DirectForward
+		if err := d.charge(p); err != nil {
+			return fmt.Errorf("GraftPolicy %s, charge: %w", p.Name, err)
+		}
+		if err := d.translate(p); err != nil {
+			return fmt.Errorf("GraftPolicy %s, translate: %w", p.Name, err)
+		}
+		if p.Spec.Mode == "" {
+			continue
+		}
+		if _, err := d.claim("", "mode", p.Name, p.Spec.Mode); err != nil {
+			return fmt.Errorf("GraftPolicy %s, mode: %w", p.Name, err)
+		}
+		mode = p.Spec.Mode
 	}
-	d.Selected = true
-	d.Grant.Slow = d.Grant.Slow || p.Spec.DirectForward != nil && !*p.Spec.DirectForward
-	if err := d.charge(p); err != nil {
-		return fmt.Errorf("GraftPolicy %s, charge: %w", p.Name, err)
+	for _, p := range list {
+		if err := d.rules(p); err != nil {
+			return fmt.Errorf("GraftPolicy %s, %w", p.Name, err)
+		}
 	}
-	if err := d.translate(p); err != nil {
-		return fmt.Errorf("GraftPolicy %s, translate: %w", p.Name, err)
+	for name, r := range d.Grant.Containers {
+		r.Mode = mode
+		d.Grant.Containers[name] = r
 	}
+	for i := range d.Served {
+		d.Served[i].Services = d.services[d.Served[i].Rule]
+		slices.SortFunc(d.Served[i].Services, func(a, b v1alpha1.ServicePort) int {
+			return cmp.Or(strings.Compare(a.Name, b.Name), strings.Compare(a.Port, b.Port))
+		})
+	}
+	return nil
+}
+
+// rules adds the ingress and egress rules of a policy.
+func (d *decider) rules(p *v1alpha1.GraftPolicy) error {
 	for i := range p.Spec.Ingress {
-		if err := d.ingress(p.Name, &p.Spec.Ingress[i]); err != nil {
-			return fmt.Errorf("GraftPolicy %s, ingress %d: %w", p.Name, i, err)
+		if err := d.ingress(p, i); err != nil {
+			return fmt.Errorf("ingress %d: %w", i, err)
 		}
 	}
 	for i := range p.Spec.Egress {
 		if err := d.egress(p.Name, &p.Spec.Egress[i]); err != nil {
-			return fmt.Errorf("GraftPolicy %s, egress %d: %w", p.Name, i, err)
+			return fmt.Errorf("egress %d: %w", i, err)
 		}
 	}
-	return d.mode(p)
+	return nil
 }
 
 // charge says how the pod is charged.
@@ -221,23 +261,11 @@ func (d *decider) charge(p *v1alpha1.GraftPolicy) error {
 	return nil
 }
 
-// mode sets the mode of all containers that have rules.
-func (d *decider) mode(p *v1alpha1.GraftPolicy) error {
-	if p.Spec.Mode == "" {
-		return nil
-	}
-	for name, r := range d.Grant.Containers {
-		if r.Mode != "" && r.Mode != p.Spec.Mode {
-			return fmt.Errorf("GraftPolicy %s says mode %s, and another one says %s", p.Name, p.Spec.Mode, r.Mode)
-		}
-		r.Mode = p.Spec.Mode
-		d.Grant.Containers[name] = r
-	}
-	return nil
-}
-
 // endpoint returns the endpoint of a rule, if it is for the pod.
 func (d *decider) endpoint(name string) (*v1alpha1.GraftEndpoint, error) {
+	if e := d.allowed[name]; e != nil {
+		return e, nil
+	}
 	e := d.Endpoint(name)
 	if e == nil || e.DeletionTimestamp != nil {
 		return nil, fmt.Errorf("there is no GraftEndpoint %s", name)
@@ -251,14 +279,15 @@ func (d *decider) endpoint(name string) (*v1alpha1.GraftEndpoint, error) {
 			return nil, fmt.Errorf("allowedPods of GraftEndpoint %s: %w", name, err)
 		}
 		if is {
+			d.allowed[name] = e
 			return e, nil
 		}
 	}
 	return nil, fmt.Errorf("GraftEndpoint %s is not for this pod: its allowedPods select neither namespace %s nor the pod's labels there", name, d.Pod.Namespace)
 }
 
-func matches(s *metav1.LabelSelector, l map[string]string) (bool, error) {
-	selector, err := metav1.LabelSelectorAsSelector(s)
+func matches(s *v1alpha1.LabelSelector, l map[string]string) (bool, error) {
+	selector, err := s.Selector()
 	if err != nil {
 		return false, err
 	}
@@ -293,8 +322,8 @@ func digest(parts ...string) string {
 	return "g" + hex.EncodeToString(sum[:7])
 }
 
-// claim has one rule alone say something about a container, or about the pod if that has no name. The same rule twice is one; then claim
-// returns false.
+// claim has one rule alone say something about a container, or about the pod if that has no name. The
+// same rule twice is one; then claim returns false.
 func (d *decider) claim(container, what, policy, text string) (bool, error) {
 	key := container + "\x00" + what
 	before, taken := d.used[key]

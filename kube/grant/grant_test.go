@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -188,6 +189,52 @@ func TestDecide(t *testing.T) {
 	}
 }
 
+// It does not matter which policy comes first.
+func TestPoliciesInAnyOrder(t *testing.T) {
+	const (
+		plain    = `{podSelector: {}, ingress: [{endpoint: web, port: 80}]}`
+		services = `{podSelector: {}, ingress: [{endpoint: web, port: 80, service: {name: web}}, {endpoint: web, port: 80, service: {name: a, port: http}}]}`
+		other    = `{podSelector: {}, ingress: [{endpoint: web, port: 80, service: {name: web, port: http}}]}`
+		mode     = `{podSelector: {}, mode: seccomp, egress: [{endpoint: local, to: [10.0.0.0/8], ports: "5432", containers: [log]}]}`
+		from     = `{podSelector: {}, ingress: [{endpoint: web, port: 9000, from: [{podSelector: {}}, {ipBlock: {cidr: 10.0.0.0/8}}, {ipBlock: {cidr: 11.0.0.0/8}}]}]}`
+		reversed = `{podSelector: {}, ingress: [{endpoint: web, port: 9000, from: [{ipBlock: {cidr: 11.0.0.0/8}}, {ipBlock: {cidr: 10.0.0.0/8}}, {podSelector: {}}]}]}`
+		refused  = `{podSelector: {}, charge: Count}`
+	)
+	for name, policies := range map[string][]string{
+		"a Service of one":  {plain, services},
+		"Services of both":  {services, other},
+		"a mode":            {mode, plain},
+		"lists that differ": {from, reversed},
+		"a refusal":         {plain, refused, plain},
+	} {
+		decide := func() Decision {
+			q := question(t, web, policies...)
+			q.Peers = peersOf
+			d := Decide(q)
+			for _, r := range d.Grant.Containers {
+				for _, list := range [][]string{r.Endpoints, r.Ingress, r.Egress} {
+					slices.Sort(list)
+				}
+			}
+			slices.SortFunc(d.Served, func(a, b Served) int { return strings.Compare(a.Rule, b.Rule) })
+			return d
+		}
+		want := decide()
+		slices.Reverse(policies)
+		got := decide()
+		if diff := cmp.Diff(want, got, cmp.Comparer(func(a, b netip.AddrPort) bool { return a == b })); diff != "" {
+			t.Errorf("%s (-want +got):\n%s", name, diff)
+		}
+	}
+	d := Decide(question(t, web, plain, services, other))
+	if want := []v1alpha1.ServicePort{{Name: "a", Port: "http"}, {Name: "web"}, {Name: "web", Port: "http"}}; len(d.Served) != 1 || !slices.Equal(d.Served[0].Services, want) {
+		t.Errorf("%+v, want the Services %v", d.Served, want)
+	}
+	if mode := Decide(question(t, web, mode, plain)).Grant.Containers["nginx"].Mode; mode != "seccomp" {
+		t.Errorf("mode %q", mode)
+	}
+}
+
 // One rule that cannot be has the pod refused as a whole.
 func TestRefused(t *testing.T) {
 	in := func(rule string) string {
@@ -216,6 +263,7 @@ func TestRefused(t *testing.T) {
 		"an address of another":    {web, in(`{endpoint: bad, port: 81}`), `the address "::1" of GraftEndpoint bad is none of IPv4`},
 		"two endpoints":            {web, in(`{endpoint: bare, port: 80}`), "GraftPolicy p says something else about IPv4 port 80/tcp of container nginx"},
 		"one Service's port twice": {web, `{podSelector: {}, ingress: [{endpoint: web, port: 80, service: {name: web, port: http}}, {endpoint: web, port: 81, service: {name: web, port: http}}]}`, `GraftPolicy p says something else about port "http" of Service web at `},
+		"a Service of a socket":    {web, in(`{endpoint: db, port: 81, service: {name: web}}`), "GraftPolicy p, ingress 1: service is for endpoints with an address, and GraftEndpoint db is a unix socket"},
 		"another destination":      {web, out(`{endpoint: local, to: [11.0.0.0/8], ports: "5432"}`), "11.0.0.0/8, ports 5432, is no destination of GraftEndpoint local"},
 		"a wider destination":      {web, out(`{endpoint: local, to: [10.0.0.0/7], ports: "5432"}`), "is no destination"},
 		"all ports":                {web, out(`{endpoint: local, to: [10.0.0.0/8]}`), "10.0.0.0/8, ports 1-65535, is no destination"},
@@ -251,7 +299,7 @@ func TestRefused(t *testing.T) {
 		t.Errorf("CAP_NET_ADMIN in a user namespace: %s", d.Grant.Refused)
 	}
 	q = question(t, web, `{podSelector: {}, mode: auto, egress: [{endpoint: local, to: [10.0.0.0/8], ports: "5432"}]}`, `{podSelector: {}, mode: seccomp, ingress: [{endpoint: web, port: 80}]}`)
-	if d := Decide(q); !strings.Contains(d.Grant.Refused, "says mode seccomp, and another one says auto") {
+	if d := Decide(q); !strings.Contains(d.Grant.Refused, "GraftPolicy q, mode: GraftPolicy p says something else about mode") {
 		t.Errorf("two modes: %+v", d)
 	}
 	const served = `{podSelector: {}, ingress: [{endpoint: web, port: 80, service: {name: kubernetes, port: http}}]}`
@@ -330,7 +378,7 @@ func TestClaims(t *testing.T) {
 	}
 	for name, tt := range map[string]struct {
 		condition func(s *Served) corev1.PodCondition
-		want      string // the port; or why there is none
+		want      string // the port; empty: none
 	}{
 		"what it has": {said, "31000"},
 		"another port": {func(s *Served) corev1.PodCondition {
@@ -340,10 +388,10 @@ func TestClaims(t *testing.T) {
 		"a port of others": {func(s *Served) corev1.PodCondition {
 			s.Host = netip.MustParseAddrPort("198.51.100.9:22")
 			return said(s)
-		}, "port 22, which is none of the ports 31000-31999"},
-		"of another rule":   {func(s *Served) corev1.PodCondition { s.Rule = "g0"; return said(s) }, "no port for the rule yet"},
-		"not any more":      {func(s *Served) corev1.PodCondition { c := said(s); c.Status = corev1.ConditionFalse; return c }, "no port for the rule yet"},
-		"another condition": {func(s *Served) corev1.PodCondition { c := said(s); c.Type = corev1.PodReady; return c }, "no port for the rule yet"},
+		}, ""},
+		"of another rule":   {func(s *Served) corev1.PodCondition { s.Rule = "g0"; return said(s) }, ""},
+		"not any more":      {func(s *Served) corev1.PodCondition { c := said(s); c.Status = corev1.ConditionFalse; return c }, ""},
+		"another condition": {func(s *Served) corev1.PodCondition { c := said(s); c.Type = corev1.PodReady; return c }, ""},
 	} {
 		s := first.Served[0]
 		q.Pod.Status.Conditions = []corev1.PodCondition{tt.condition(&s)}
@@ -357,17 +405,38 @@ func TestClaims(t *testing.T) {
 		got := d.Grant.Refused
 		if len(d.Served) == 1 {
 			got = fmt.Sprint(d.Served[0].Host.Port())
-			if d.Served[0].Host.Addr() != q.Node.IPv4 || d.Served[0].Service.Name != "web" {
+			if d.Served[0].Host.Addr() != q.Node.IPv4 || !slices.Equal(d.Served[0].Services, []v1alpha1.ServicePort{{Name: "web"}}) {
 				t.Errorf("%s: %+v", name, d.Served[0])
 			}
 		}
-		if !strings.HasSuffix(got, tt.want) {
+		if got != tt.want {
 			t.Errorf("%s: %s, want %s", name, got, tt.want)
 		}
 	}
 	q.Pod.Status.Conditions = []corev1.PodCondition{{Type: ConditionPorts, Status: corev1.ConditionTrue, Message: "{"}}
 	if claims, err := ClaimsOf(q.Pod); err == nil {
 		t.Errorf("half an object: %v", claims)
+	}
+}
+
+// What a pod does not serve yet, or not at a port of the endpoint any more, takes nothing from what it serves.
+func TestClaimsOfSome(t *testing.T) {
+	q := question(t, web, `{podSelector: {}, ingress: [{endpoint: web, port: 80, service: {name: web}}, {endpoint: web6, port: 443}, {endpoint: web, port: 81}]}`)
+	q.Node.IPv6 = netip.MustParseAddr("2001:db8::9")
+	claims := Claims(Decide(q).Served)
+	if len(claims) != 3 {
+		t.Fatalf("%+v", claims)
+	}
+	for name, ports := range map[string]Claims{
+		"a rule that is new":       claims[:2],
+		"of two endpoints":         {claims[0], {Rule: claims[1].Rule, Host: netip.MustParseAddrPort("[2001:db8::9]:80")}, claims[2]},
+		"a container that is away": {claims[2], claims[0]},
+	} {
+		q.Ports = ports
+		d := Decide(q)
+		if d.Grant.Refused != "" || len(d.Served) != 2 || !slices.ContainsFunc(d.Served, func(s Served) bool { return s.Rule == claims[0].Rule && len(s.Services) == 1 }) {
+			t.Errorf("%s: %+v, %q", name, d.Served, d.Grant.Refused)
+		}
 	}
 }
 

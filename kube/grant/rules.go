@@ -1,6 +1,8 @@
 package grant
 
 import (
+	"cmp"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -13,22 +15,20 @@ import (
 )
 
 // ingress adds the rules of a policy's ingress rule.
-func (d *decider) ingress(policy string, r *v1alpha1.IngressRule) error {
+func (d *decider) ingress(p *v1alpha1.GraftPolicy, i int) error {
+	r := &p.Spec.Ingress[i]
 	e, err := d.endpoint(r.Endpoint)
 	if err != nil {
 		return err
 	}
-	if err := checkService(d.Pod.Namespace, r.Service); err != nil {
+	if err := checkService(d.Pod.Namespace, r.Service, e); err != nil {
 		return err
 	}
 	c, err := listener(d.Pod, r)
 	if err != nil {
 		return err
 	}
-	protocol := r.Protocol
-	if protocol == "" {
-		protocol = v1alpha1.TCP
-	}
+	protocol := cmp.Or(r.Protocol, v1alpha1.TCP)
 	if d.translated {
 		if err := checkTranslated(r); err != nil {
 			return err
@@ -41,26 +41,37 @@ func (d *decider) ingress(policy string, r *v1alpha1.IngressRule) error {
 	what := fmt.Sprintf("%d/%s", r.Port, strings.ToLower(string(protocol)))
 	name := digest("in", c.Name, e.Name, what)
 	// A server may have an address of each family.
-	from, err := d.sources(r.From)
-	if err != nil {
-		return err
-	}
 	family := "IPv4 port "
 	if e.Spec.Type == v1alpha1.IPv6 && !d.translated {
 		family = "IPv6 port "
 	}
-	if fresh, err := d.claim(c.Name, family+what, policy, e.Name+own+from); !fresh || err != nil {
+	from := d.from(p, i)
+	text := e.Name + own
+	if from != nil {
+		if from.err != nil {
+			return from.err
+		}
+		text += "+from " + from.text
+	}
+	fresh, err := d.claim(c.Name, family+what, p.Name, text)
+	if err != nil {
 		return err
 	}
 	if e.Spec.Type == v1alpha1.Unix {
-		if from != "" {
+		if from != nil {
 			return fmt.Errorf("GraftEndpoint %s: %w", e.Name, errUnixFrom)
 		}
-		d.give(c.Name, fmt.Sprintf("%s type unix path %s", name, e.Spec.Path), fmt.Sprintf("0.0.0.0:%s=%s", what, name), "")
+		if fresh {
+			d.give(c.Name, fmt.Sprintf("%s type unix path %s", name, e.Spec.Path), fmt.Sprintf("0.0.0.0:%s=%s", what, name), "")
+		}
 		return nil
 	}
 	addr, err := d.address(e)
 	if err != nil {
+		return err
+	}
+	at := d.reachable(addr)
+	if err := d.service(p.Name, r.Service, name, at); !fresh || err != nil {
 		return err
 	}
 	if e.Spec.Ports == "" {
@@ -70,25 +81,37 @@ func (d *decider) ingress(policy string, r *v1alpha1.IngressRule) error {
 	if err != nil {
 		return fmt.Errorf("GraftEndpoint %s: %w", e.Name, err)
 	}
-	port, err := d.Ports.Take(string(d.Pod.UID), name, protocol, addr, within)
+	words, err := from.wordsFor(d.Pod.UID)
 	if err != nil {
-		return fmt.Errorf("GraftEndpoint %s: %w", e.Name, err)
+		return err
 	}
-	at := d.reachable(addr)
-	if r.Service != nil { // an EndpointSlice has each name of a port once
-		where := fmt.Sprintf("port %q of Service %s at %s", r.Service.Port, r.Service.Name, at)
-		if _, err := d.claim("", where, policy, name); err != nil {
-			return err
-		}
+	port, err := d.Ports.Take(string(d.Pod.UID), name, protocol, addr, within)
+	switch {
+	case errors.Is(err, ErrNoPortYet):
+		return nil
+	case err != nil:
+		return fmt.Errorf("GraftEndpoint %s: %w", e.Name, err)
 	}
 	bind := netip.IPv4Unspecified()
 	if addr.Is6() && !d.translated {
 		bind = netip.IPv6Unspecified()
 	}
-	text := fmt.Sprintf("%s/%s%s=%s", netip.AddrPortFrom(bind, uint16(r.Port)), strings.ToLower(string(protocol)), own+from, name)
-	d.give(c.Name, fmt.Sprintf("%s type %s addr %s port %d", name, strings.ToLower(string(e.Spec.Type)), addr, port), text, "")
-	d.Served = append(d.Served, Served{c.Name, uint16(r.Port), protocol, netip.AddrPortFrom(at, port), name, r.Service})
+	rule := fmt.Sprintf("%s/%s%s=%s", netip.AddrPortFrom(bind, uint16(r.Port)), strings.ToLower(string(protocol)), own+words, name)
+	d.give(c.Name, fmt.Sprintf("%s type %s addr %s port %d", name, strings.ToLower(string(e.Spec.Type)), addr, port), rule, "")
+	d.Served = append(d.Served, Served{Container: c.Name, Port: uint16(r.Port), Protocol: protocol, Host: netip.AddrPortFrom(at, port), Rule: name})
 	return nil
+}
+
+// service notes the Service whose endpoint a rule is. An EndpointSlice has each name of a port once.
+func (d *decider) service(policy string, s *v1alpha1.ServicePort, rule string, at netip.Addr) error {
+	if s == nil {
+		return nil
+	}
+	fresh, err := d.claim("", fmt.Sprintf("port %q of Service %s at %s", s.Port, s.Name, at), policy, rule)
+	if fresh {
+		d.services[rule] = append(d.services[rule], *s)
+	}
+	return err
 }
 
 // reachable returns an address of the node at which others reach what listens at an address.

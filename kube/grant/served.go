@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 
@@ -18,8 +19,9 @@ type Served struct {
 	Protocol  v1alpha1.Protocol `json:"protocol"`
 	Host      netip.AddrPort    `json:"host"`
 	// Rule is the name of the rule's endpoint in the agent.
-	Rule    string                `json:"rule"`
-	Service *v1alpha1.ServicePort `json:"-"` // nil: none
+	Rule string `json:"rule"`
+	// Services are those whose endpoint it is, sorted.
+	Services []v1alpha1.ServicePort `json:"-"`
 }
 
 // ConditionPorts is the type of a pod's condition whose message has, as JSON, the list of what is
@@ -46,16 +48,16 @@ func ClaimsOf(p *corev1.Pod) (Claims, error) {
 	return nil, nil
 }
 
-// Take implements Ports.
+// ErrNoPortYet is what Ports return that know a port of some rules alone. A decision leaves the rule out: the pod's
+// others are what they are.
+var ErrNoPortYet = errors.New("the pod has no port for the rule yet")
+
+// Take implements Ports. A rule that is new has no port until the node has said which, nor has one whose port is not the
+// endpoint's any more.
 func (c Claims) Take(_, rule string, _ v1alpha1.Protocol, _ netip.Addr, within Range) (uint16, error) {
-	for _, s := range c {
-		if s.Rule != rule {
-			continue
-		}
-		if !within.Contains(s.Host.Port()) {
-			return 0, fmt.Errorf("the pod has port %d, which is none of the ports %s", s.Host.Port(), within)
-		}
-		return s.Host.Port(), nil
+	i := slices.IndexFunc(c, func(s Served) bool { return s.Rule == rule && within.Contains(s.Host.Port()) })
+	if i < 0 {
+		return 0, ErrNoPortYet
 	}
-	return 0, errors.New("the pod has no port for the rule yet")
+	return c[i].Host.Port(), nil
 }

@@ -25,13 +25,6 @@ import (
 // What the container reaches, and who is asked for names, is the endpoint's alone to say: the agent
 // asks resolvers from the node's network, and no rule limits that.
 
-// translates tells whether a policy has the pod's IPv4 translated. One whose selector cannot be read
-// is refused later.
-func (d *decider) translates(p *v1alpha1.GraftPolicy) bool {
-	selects, err := matches(&p.Spec.PodSelector, d.Pod.Labels)
-	return err == nil && selects && p.Spec.Translate != nil
-}
-
 // translate has the pod's only container reach all destinations of an endpoint.
 func (d *decider) translate(p *v1alpha1.GraftPolicy) error {
 	t := p.Spec.Translate

@@ -195,25 +195,33 @@ func fresh(before, now map[string]string) (names []string) {
 	return names
 }
 
-// reachable returns the ports at which somebody listens, or will. Of a pod that asks by the annotation,
-// these are the ports of containers that are known to be grafted. A container that has ended keeps them: the
-// pod is not ready meanwhile.
+// reachable returns the ports at which somebody listens, or will: those of rules that the agent has put in force for
+// the containers that run. Of a pod that asks by the annotation, these are the ports of containers that are known to
+// be grafted. A container that has ended keeps them: the pod is not ready meanwhile.
 func (n *Node) reachable(pod *corev1.Pod, k *known, d *grant.Decision) []grant.Served {
-	if !n.byAnnotation(pod) {
-		return d.Served
-	}
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	served := slices.DeleteFunc(slices.Clone(d.Served), k.lacks)
+	if !n.byAnnotation(pod) {
+		return served
+	}
 	running := map[string]string{}
 	for _, s := range pod.Status.ContainerStatuses {
 		if s.State.Running != nil {
 			running[s.Name] = idOf(&s)
 		}
 	}
-	return slices.DeleteFunc(slices.Clone(d.Served), func(s grant.Served) bool {
+	return slices.DeleteFunc(served, func(s grant.Served) bool {
 		was, id := k.grafted[s.Container], running[s.Container]
 		return was == "" || id != "" && id != was
 	})
+}
+
+// lacks tells whether a container is known not to have the rule of a port. The caller holds mu.
+func (k *known) lacks(s grant.Served) bool {
+	is := func(rule string) bool { return strings.HasSuffix(rule, "="+s.Rule) }
+	return slices.ContainsFunc(k.restart[s.Container], is) ||
+		slices.ContainsFunc(k.failed, func(f api.GrantFailure) bool { return f.Container == s.Container && is(f.Rule) })
 }
 
 // notYet is the condition of a pod that asks by the annotation and whose containers are not known to be

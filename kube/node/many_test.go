@@ -30,7 +30,7 @@ func TestManyPods(t *testing.T) {
 			ObjectMeta: metav1.ObjectMeta{Name: fmt.Sprintf("e%d", i)},
 			Spec: v1alpha1.GraftEndpointSpec{
 				Type: v1alpha1.IPv4, Address: v1alpha1.AnyAddress, Destinations: []v1alpha1.Destination{{CIDR: "10.0.0.0/8"}},
-				AllowedPods: []v1alpha1.PodSelection{{NamespaceSelector: metav1.LabelSelector{MatchLabels: map[string]string{"team": "shop"}}}},
+				AllowedPods: []v1alpha1.PodSelection{{NamespaceSelector: v1alpha1.LabelSelector{MatchLabels: map[string]string{"team": "shop"}}}},
 			},
 		})
 	}).fatal(t)

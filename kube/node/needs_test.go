@@ -1,6 +1,7 @@
 package node
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -38,13 +39,26 @@ func testBare(t *testing.T, w *world) {
 	}
 	w.condition(p, corev1.ConditionTrue, ReasonGranted, "")
 	policy := &v1alpha1.GraftPolicy{ObjectMeta: metav1.ObjectMeta{Name: "bare", Namespace: "shop"}}
-	egress := `{"spec": {"egress": [{"endpoint": "out", "to": ["10.5.0.0/16"]}]}}`
-	if err := w.admin.Patch(t.Context(), policy, client.RawPatch(types.MergePatchType, []byte(egress))); err != nil {
+	more := `{"spec": {"egress": [{"endpoint": "out", "to": ["10.5.0.0/16"]}],
+		"ingress": [{"endpoint": "web", "port": 80}, {"endpoint": "web", "port": 81, "container": "log", "service": {"name": "bare"}}]}}`
+	if err := w.admin.Patch(t.Context(), policy, client.RawPatch(types.MergePatchType, []byte(more))); err != nil {
 		t.Fatal(err)
 	}
 	const why = "the container began without rules"
-	w.event(p, ReasonRestart, "log 10.5.0.0/16=")
-	w.condition(p, corev1.ConditionFalse, ReasonRestart, "rules need new containers: first 10.5.0.0/16=")
+	w.event(p, ReasonRestart, "10.5.0.0/16=")
+	now := w.condition(p, corev1.ConditionFalse, ReasonRestart, "rules need new containers: first 10.5.0.0/16=")
+	serves := func(now *corev1.Pod, containers ...string) {
+		t.Helper()
+		claims, err := grant.ClaimsOf(now)
+		var has []string
+		for _, s := range claims {
+			has = append(has, s.Container)
+		}
+		if err != nil || !slices.Equal(has, containers) {
+			t.Errorf("containers %v have ports, want %v; %v", has, containers, err)
+		}
+	}
+	serves(now, "nginx")
 	status := func(patch string) {
 		t.Helper()
 		if err := w.admin.Status().Patch(t.Context(), p.DeepCopy(), client.RawPatch(types.StrategicMergePatchType, []byte(patch))); err != nil {
@@ -52,17 +66,19 @@ func testBare(t *testing.T, w *world) {
 		}
 	}
 	status(`{"status": {"conditions": [{"type": "Initialized", "status": "True"}]}}`)
-	w.condition(p, corev1.ConditionFalse, ReasonRestart, "rules need new containers: log 10.5.0.0/16=")
+	serves(w.condition(p, corev1.ConditionFalse, ReasonRestart, "rules need new containers: log 0.0.0.0:81/tcp="), "nginx")
 
 	// Whoever is started anew finds it out again.
 	w.stop()
 	w.agent.Restart()
 	status(`{"status": {"conditions": [{"type": "` + ConditionGrafted + `", "status": "True", "reason": "Granted", "message": ""}]}}`)
 	w.start(time.Millisecond)
-	w.condition(p, corev1.ConditionFalse, ReasonRestart, why)
+	serves(w.condition(p, corev1.ConditionFalse, ReasonRestart, why), "nginx")
+	w.available("bare", 0, 0)
 
 	begin("log") // a new one, with rules
-	w.condition(p, corev1.ConditionTrue, ReasonGranted, "")
+	serves(w.condition(p, corev1.ConditionTrue, ReasonGranted, ""), "nginx", "log")
+	w.available("bare", 1, 0)
 	w.delete(p)
 	w.gone(p)
 }
@@ -115,5 +131,28 @@ func TestConditionOfNeeds(t *testing.T) {
 	}
 	if text := restartText(k.restart, nil); text != "rules need new containers: "+lines(k.restart) {
 		t.Errorf("without a reason: %s", text)
+	}
+}
+
+// No Service leads to the port of a rule that the agent has not put in force.
+func TestReachableRules(t *testing.T) {
+	d := &grant.Decision{Served: []grant.Served{{Container: "log", Rule: "g1"}, {Container: "log", Rule: "g2"}, {Container: "web", Rule: "g1"}, {Container: "web", Rule: "g3"}}}
+	for name, tt := range map[string]struct {
+		k    known
+		want []int
+	}{
+		"all":                            {known{}, []int{0, 1, 2, 3}},
+		"a container without rules":      {known{restart: map[string][]string{"log": {"-i 0.0.0.0:80/tcp=g1", "-i 0.0.0.0:81/tcp+own=g2"}}}, []int{2, 3}},
+		"what is no rule":                {known{restart: map[string][]string{"log": {"directForward: false", "mode: seccomp"}}}, []int{0, 1, 2, 3}},
+		"a port that another one has":    {known{failed: []api.GrantFailure{{Container: "web", Rule: "-i 0.0.0.0:80/tcp=g3", Reason: "taken"}}}, []int{0, 1, 2}},
+		"rules that may be in force yet": {known{failed: []api.GrantFailure{{Container: "web", Reason: "the disk is full"}}}, []int{0, 1, 2, 3}},
+	} {
+		var want []grant.Served
+		for _, i := range tt.want {
+			want = append(want, d.Served[i])
+		}
+		if got := (&Node{}).reachable(podNamed("p", "n", nil), &tt.k, d); !slices.EqualFunc(got, want, func(a, b grant.Served) bool { return a.Container == b.Container && a.Rule == b.Rule }) {
+			t.Errorf("%s: %v, want %v", name, got, want)
+		}
 	}
 }

@@ -102,6 +102,9 @@ type Node struct {
 	// known has pods by their names, and of a name all UIDs that the agent may know.
 	known   map[types.NamespacedName][]*known
 	waiting map[string]time.Time // since when a container of a pod waits, by UID
+	// peersNow is what peers returns; nil: nobody has asked since the last of the peerChanges.
+	peersNow    *grant.Peers
+	peerChanges uint64
 }
 
 // known is what the agent knows of a pod, and what the pod's status has.

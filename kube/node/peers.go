@@ -16,8 +16,29 @@ import (
 	"github.com/tsugiki/tsugiki/kube/grant"
 )
 
-// peers returns the pods of the node that rules may select, by the caches.
-func (n *Node) peers(ctx context.Context) ([]grant.Peer, error) {
+// peers returns the pods of the node that rules may select, by the caches. They are listed again after a pod or a
+// namespace has changed so that they are others.
+func (n *Node) peers(ctx context.Context) (*grant.Peers, error) {
+	n.mu.Lock()
+	now, change := n.peersNow, n.peerChanges
+	n.mu.Unlock()
+	if now != nil {
+		return now, nil
+	}
+	list, err := n.listPeers(ctx)
+	if err != nil {
+		return nil, err
+	}
+	now = grant.NewPeers(list)
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.peerChanges == change { // or the list may be older than the change
+		n.peersNow = now
+	}
+	return now, nil
+}
+
+func (n *Node) listPeers(ctx context.Context) (list []grant.Peer, err error) {
 	var namespaces metav1.PartialObjectMetadataList
 	namespaces.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("NamespaceList"))
 	var pods corev1.PodList
@@ -30,7 +51,6 @@ func (n *Node) peers(ctx context.Context) ([]grant.Peer, error) {
 	for i := range namespaces.Items {
 		labels[namespaces.Items[i].Name] = namespaces.Items[i].Labels
 	}
-	var list []grant.Peer
 	for i := range pods.Items {
 		p := &pods.Items[i]
 		if of, known := labels[p.Namespace]; known && !ended(p) {
@@ -55,10 +75,12 @@ func addressesOf(p *corev1.Pod) (list []netip.Addr) {
 	return list
 }
 
-// podsWithPeers returns the pods whose rules select pods of the node.
+// podsWithPeers returns the pods whose rules select pods of the node, which have changed.
 func (n *Node) podsWithPeers(context.Context, client.Object) (requests []reconcile.Request) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
+	n.peersNow = nil
+	n.peerChanges++
 	for key, pods := range n.known {
 		if slices.ContainsFunc(pods, func(k *known) bool { return k.selects }) {
 			requests = append(requests, reconcile.Request{NamespacedName: key})

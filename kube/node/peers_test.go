@@ -1,6 +1,7 @@
 package node
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"strings"
@@ -75,4 +76,43 @@ func (w *world) admits(p *corev1.Pod, sources ...string) {
 		}
 		return nil
 	})
+}
+
+// lists is a client that counts lists, and calls during while it makes one.
+type lists struct {
+	client.Client
+	made   int
+	during func()
+}
+
+func (l *lists) List(context.Context, client.ObjectList, ...client.ListOption) error {
+	l.made++
+	if l.during != nil {
+		l.during()
+	}
+	return nil
+}
+
+// The pods of the node are listed once for all decisions after a change.
+func TestPeersAreKept(t *testing.T) {
+	l := &lists{}
+	n := &Node{client: l}
+	change := func() { n.podsWithPeers(t.Context(), nil) }
+	ask := func(want int) {
+		t.Helper()
+		if _, err := n.peers(t.Context()); err != nil || l.made != want {
+			t.Errorf("%d lists, want %d; %v", l.made, want, err)
+		}
+	}
+	ask(2) // of namespaces and pods
+	ask(2)
+	change()
+	ask(4)
+	ask(4)
+	change()
+	l.during = change
+	ask(6)
+	l.during = nil
+	ask(8) // those before may be older than the change
+	ask(8)
 }

@@ -172,7 +172,7 @@ func (n *Node) decide(ctx context.Context, pod *corev1.Pod, k *known) (grant.Dec
 		n.mu.Lock()
 		k.endpoints[endpoint] = true
 		n.mu.Unlock()
-	}, func() ([]grant.Peer, error) {
+	}, func() (*grant.Peers, error) {
 		selects = true
 		n.mu.Lock()
 		k.selects = true

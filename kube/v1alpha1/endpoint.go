@@ -128,12 +128,12 @@ type Destination struct {
 // namespaces. Among these pods, it may select by the pods' own labels.
 type PodSelection struct {
 	// NamespaceSelector selects namespaces; {} selects all.
-	NamespaceSelector metav1.LabelSelector `json:"namespaceSelector"`
+	NamespaceSelector LabelSelector `json:"namespaceSelector"`
 
 	// PodSelector selects pods of these namespaces; all, if it is not there.
 	//
 	// +optional
-	PodSelector *metav1.LabelSelector `json:"podSelector,omitempty"`
+	PodSelector *LabelSelector `json:"podSelector,omitempty"`
 }
 
 // GraftEndpointStatus is written by tsugiki-kube cluster.

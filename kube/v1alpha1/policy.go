@@ -32,7 +32,7 @@ type GraftPolicy struct {
 // +kubebuilder:validation:XValidation:rule="!has(self.translate) || !has(self.mode) || self.mode != 'preload'",message="IPv4 is translated in the modes auto and seccomp"
 type GraftPolicySpec struct {
 	// PodSelector selects pods of the policy's namespace; {} selects all that have the RuntimeClass.
-	PodSelector metav1.LabelSelector `json:"podSelector"`
+	PodSelector LabelSelector `json:"podSelector"`
 
 	// Mode is how socket calls are intercepted. Policies that select the same pod have to agree.
 	//
@@ -211,12 +211,12 @@ type Peer struct {
 	// NamespaceSelector, they are of the policy's namespace.
 	//
 	// +optional
-	PodSelector *metav1.LabelSelector `json:"podSelector,omitempty"`
+	PodSelector *LabelSelector `json:"podSelector,omitempty"`
 
 	// NamespaceSelector selects namespaces by their labels; {} selects all.
 	//
 	// +optional
-	NamespaceSelector *metav1.LabelSelector `json:"namespaceSelector,omitempty"`
+	NamespaceSelector *LabelSelector `json:"namespaceSelector,omitempty"`
 }
 
 // IPBlock has the addresses of a prefix.

@@ -2,6 +2,7 @@ package v1alpha1_test
 
 import (
 	"errors"
+	"fmt"
 	"strings"
 	"testing"
 
@@ -24,6 +25,17 @@ func TestValidation(t *testing.T) {
 		endpoint = `{apiVersion: tsugiki.dev/v1alpha1, kind: GraftEndpoint, metadata: {name: x}, spec: `
 		policy   = `{apiVersion: tsugiki.dev/v1alpha1, kind: GraftPolicy, metadata: {name: x, namespace: default}, spec: `
 	)
+	many := func(n int, text string) string { // with their numbers
+		var list []string
+		for i := range n {
+			list = append(list, fmt.Sprintf(text, i))
+		}
+		return strings.Join(list, ", ")
+	}
+	labels := func(n int) string { return "{matchLabels: {" + many(n, "l%d: x") + "}}" }
+	expressions := func(n, values int) string {
+		return "{matchExpressions: [" + many(n, "{key: k%d, operator: In, values: ["+many(values, "v%d")+"]}") + "]}"
+	}
 	for _, tt := range []struct{ text, want string }{
 		{endpoint + `{type: IPv4, ports: "80", allowedPods: [{namespaceSelector: {}}]}}`, ""},
 		{endpoint + `{type: IPv6, address: "2001:db8::1", ports: 80-90, destinations: [{cidr: "2001:db8::/32", ports: "53"}]}}`, ""},
@@ -75,6 +87,16 @@ func TestValidation(t *testing.T) {
 		{policy + `{podSelector: {}, ingress: [{endpoint: a, port: 80, from: [{ipBlock: {cidr: 10.0.0.0/8, except: [x]}}]}]}}`, "write prefixes"},
 		{policy + `{podSelector: {}, ingress: [{endpoint: a, port: 80, from: [{ipBlock: {cidr: 10.0.0.0/8, except: [11.0.0.0/8]}}]}]}}`, "except has parts of the cidr"},
 		{policy + `{ingress: [{endpoint: a, port: 80}]}}`, "podSelector: Required"},
+		{policy + `{ingress: [{endpoint: a, port: 80}], podSelector: ` + labels(16) + `}}`, ""},
+		{policy + `{ingress: [{endpoint: a, port: 80}], podSelector: ` + labels(17) + `}}`, "must have at most 16 items"},
+		{policy + `{ingress: [{endpoint: a, port: 80}], podSelector: ` + expressions(16, 64) + `}}`, ""},
+		{policy + `{ingress: [{endpoint: a, port: 80}], podSelector: ` + expressions(17, 1) + `}}`, "must have at most 16 items"},
+		{policy + `{ingress: [{endpoint: a, port: 80}], podSelector: ` + expressions(1, 65) + `}}`, "must have at most 64 items"},
+		{policy + `{ingress: [{endpoint: a, port: 80}], podSelector: {matchExpressions: [{key: a, operator: Maybe}]}}}`, "Unsupported value"},
+		{policy + `{podSelector: {}, ingress: [{endpoint: a, port: 80, from: [{podSelector: ` + labels(17) + `}]}]}}`, "must have at most 16 items"},
+		{policy + `{podSelector: {}, ingress: [{endpoint: a, port: 80, from: [{namespaceSelector: ` + expressions(17, 1) + `}]}]}}`, "must have at most 16 items"},
+		{endpoint + `{type: IPv4, allowedPods: [{namespaceSelector: ` + labels(17) + `}]}}`, "must have at most 16 items"},
+		{endpoint + `{type: IPv4, allowedPods: [{namespaceSelector: {}, podSelector: ` + expressions(1, 65) + `}]}}`, "must have at most 64 items"},
 		{policy + `{podSelector: {}, ingress: [{endpoint: a, port: 0}]}}`, "greater than or equal to 1"},
 		{policy + `{podSelector: {}, ingress: [{endpoint: a, port: 80, protocol: SCTP}]}}`, "Unsupported value"},
 		{policy + `{podSelector: {}, ingress: [{endpoint: a, port: 80, protocol: UDP, own: true}]}}`, "own is for TCP"},
