@@ -196,6 +196,9 @@ func (d *decider) policies() error {
 	d.translated = slices.ContainsFunc(list, func(p *v1alpha1.GraftPolicy) bool { return p.Spec.Translate != nil })
 	mode := ""
 	for _, p := range list {
+		if err := checkSize(p); err != nil {
+			return fmt.Errorf("GraftPolicy %s: %w", p.Name, err)
+		}
 		d.Grant.Slow = d.Grant.Slow || p.Spec.DirectForward != nil && !*p.Spec.DirectForward
 		if err := d.charge(p); err != nil {
 			return fmt.Errorf("GraftPolicy %s, charge: %w", p.Name, err)

@@ -78,6 +78,9 @@ type GraftPolicySpec struct {
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=32
 	Egress []EgressRule `json:"egress,omitempty"`
+
+	// TooLarge is the size of a policy of which only the selector is kept in memory.
+	TooLarge int `json:"-"`
 }
 
 // Translation has programs that know IPv4 only reach hosts of IPv6: each has a virtual IPv4 address
