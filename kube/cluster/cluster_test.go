@@ -95,6 +95,31 @@ func TestStatusOfManyPolicies(t *testing.T) {
 	}
 }
 
+// kubectl get shows what a policy is about.
+func TestColumns(t *testing.T) {
+	for _, tt := range []struct {
+		spec            v1alpha1.GraftPolicySpec
+		ingress, egress string
+	}{
+		{v1alpha1.GraftPolicySpec{}, "", ""},
+		{
+			v1alpha1.GraftPolicySpec{
+				Ingress: []v1alpha1.IngressRule{{Port: 80, Protocol: v1alpha1.TCP}, {Port: 53, Protocol: v1alpha1.UDP}},
+				Egress:  []v1alpha1.EgressRule{{To: []string{"10.0.0.0/8", "::/0"}}, {To: []string{"10.0.0.0/8"}}},
+			},
+			"80,53/UDP", "10.0.0.0/8,::/0",
+		},
+		{
+			v1alpha1.GraftPolicySpec{Egress: []v1alpha1.EgressRule{{To: []string{"10.0.0.0/8", "10.0.0.0/9", "10.0.0.0/10"}}, {To: []string{"10.0.0.0/11", "10.0.0.0/12"}}}},
+			"", "10.0.0.0/8,10.0.0.0/9,10.0.0.0/10,and 2 more",
+		},
+	} {
+		if ingress, egress := columns(&tt.spec); ingress != tt.ingress || egress != tt.egress {
+			t.Errorf("%+v: %q and %q, want %q and %q", tt.spec, ingress, egress, tt.ingress, tt.egress)
+		}
+	}
+}
+
 // accepted waits for the condition of a policy.
 func accepted(t *testing.T, c client.Client, key types.NamespacedName, status metav1.ConditionStatus, message string) {
 	t.Helper()
