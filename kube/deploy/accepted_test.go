@@ -12,14 +12,14 @@ import (
 
 // everything turns on what is off by default.
 const everything = `image: "example.org/kube:1", imagePullPolicy: Always, imagePullSecrets: [{name: a}], translate: {enabled: true}, nri: {enabled: true},
-	metrics: {agent: ":9469", node: ":9471", cluster: ":9472"}, node: {nodeSelector: {a: b}}, cluster: {nodeSelector: {a: b}, tolerations: [{operator: Exists}]}`
+	metrics: {agent: "0.0.0.0:9469", node: "0.0.0.0:9471", cluster: "0.0.0.0:9472"}, node: {nodeSelector: {a: b}}, cluster: {nodeSelector: {a: b}, tolerations: [{operator: Exists}]}`
 
 // The API server takes all objects of the chart, and knows each of their fields.
 func TestChartIsAccepted(t *testing.T) {
 	s := kubetest.Serve(t)
 	c := kubetest.Client(t, s.Config("admin"))
 	kubetest.CreateFiles(t, c, []string{"RuntimeClass"}, "manifests/namespace.yaml")
-	for _, values := range []string{`{}`, `{` + everything + `}`, `{` + everything + `, uninstall: true}`, `{agent: {install: false}, metrics: {node: ":9471"}}`} {
+	for _, values := range []string{`{}`, `{` + everything + `}`, `{` + everything + `, uninstall: true}`, `{agent: {install: false}, metrics: {node: "[::]:9471"}}`} {
 		list := kubetest.Chart(t, "tsugiki", values)
 		if len(list) < 10 {
 			t.Fatalf("%s: %d objects", values, len(list))

@@ -108,9 +108,9 @@ func TestChartOfOtherValues(t *testing.T) {
 			[]string{`"privileged"`, `hostPID`, `initContainers`, `/opt/tsugiki`, `/etc/containerd`, `ConfigMap`, `nri`, `checksum`},
 		},
 		"metrics": {
-			`{metrics: {agent: ":9469", node: "198.51.100.1:9471", cluster: ":9472"}}`,
+			`{metrics: {agent: "[::]:9469", node: "198.51.100.1:9471", cluster: "0.0.0.0:9472"}}`,
 			[]string{
-				`shared = [\"containerd\"]\n[metrics]\nlisten = \":9469\"\n"`, `"--metrics=198.51.100.1:9471"`, `"--metrics=:9472"`,
+				`shared = [\"containerd\"]\n[metrics]\nlisten = \"[::]:9469\"\n"`, `"--metrics=198.51.100.1:9471"`, `"--metrics=0.0.0.0:9472"`,
 				`"ports":[{"containerPort":9469,"name":"metrics"}]`, `"ports":[{"containerPort":9471,"name":"metrics"}]`, `"ports":[{"containerPort":9472,"name":"metrics"}]`,
 			},
 			nil,
@@ -181,7 +181,7 @@ func TestImage(t *testing.T) {
 // Another configuration of the agent is another pod, which reads it.
 func TestConfigurationIsInThePod(t *testing.T) {
 	all := map[string]string{}
-	for _, values := range []string{`{}`, `{agent: {config: "x = 1"}}`, `{metrics: {agent: ":9469"}}`} {
+	for _, values := range []string{`{}`, `{agent: {config: "x = 1"}}`, `{metrics: {agent: "[::]:9469"}}`} {
 		sum := pods(t, kubetest.Chart(t, "net", values))["DaemonSet tsugiki-kube-node"].Annotations["checksum/config"]
 		if other, is := all[sum]; is || sum == "" {
 			t.Errorf("values %s and %s have the digest %q", values, other, sum)

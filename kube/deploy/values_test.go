@@ -18,6 +18,7 @@ func TestValuesAreChecked(t *testing.T) {
 		`{metrics: 0}`:                        "at '/metrics': got number, want object",
 		`{metrics: {node: 0}}`:                "at '/metrics/node': got number, want string",
 		`{metrics: {cluster: "9472"}}`:        "at '/metrics/cluster': '9472' does not match pattern",
+		`{metrics: {agent: ":9469"}}`:         "at '/metrics/agent': ':9469' does not match pattern",
 		`{metric: {node: ":9471"}}`:           "additional properties 'metric' not allowed",
 		`{agent: {conf: x}}`:                  "at '/agent': additional properties 'conf' not allowed",
 		`{image: {repository: x}}`:            "at '/image': got object, want string",
@@ -28,8 +29,8 @@ func TestValuesAreChecked(t *testing.T) {
 		`{containerd: {config: config.toml}}`: "at '/containerd/config': 'config.toml' does not match pattern",
 		`{runtimeClass: null}`:                "missing property 'runtimeClass'",
 		`{uninstall: "yes"}`:                  "at '/uninstall': got string, want boolean",
-		`{metrics: {agent: ":1"}, agent: {config: "[kubernetes]\ngrants = true\n[metrics]\nlisten = \":2\"\n"}}`: "agent.config has [metrics] already",
-		`{metrics: {agent: ":1"}, agent: {install: false}}`:                                                      "metrics.agent needs agent.install",
+		`{metrics: {agent: "[::]:1"}, agent: {config: "[kubernetes]\ngrants = true\n[metrics]\nlisten = \":2\"\n"}}`: "agent.config has [metrics] already",
+		`{metrics: {agent: "[::]:1"}, agent: {install: false}}`:                                                      "metrics.agent needs agent.install",
 	} {
 		if _, err := kubetest.Render(t, "net", values); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%s: %v, want %q", values, err, want)
