@@ -3,8 +3,9 @@
 #   packaging/image.sh BIN OUT NAME
 # BIN has the binaries, as make build and make kube leave them. NAME is such as tsugiki-kube:0.1. The
 # image has static programs alone, and is made of no other one, so nothing is fetched. ctr images
-# import, skopeo copy oci-archive:FILE, podman load and docker load read the archive. Of the same
-# binaries it is always the same.
+# import, skopeo copy oci-archive:FILE docker://NAME, podman load and docker load read the archive. Of the same
+# binaries it is always the same. It is of this machine's architecture, as the C programs are: one of another
+# is made on a machine of that, and a list of both in the registry.
 set -euo pipefail
 umask 022
 source=$(cd "$(dirname "$0")/.." && pwd)

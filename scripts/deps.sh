@@ -90,6 +90,7 @@ fetch_go() {
 	go mod download -modfile=tools/cni/go.mod
 	go mod download -modfile=tools/nfpm.mod
 	go -C kube mod download
+	go mod download -modfile=tools/controller-gen/go.mod
 }
 
 [[ $(dpkg --print-architecture) != amd64 ]] || packages+=(gcc-multilib) # 32-bit programs, in tests

@@ -9,7 +9,9 @@ package cluster
 
 import (
 	"context"
+	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
@@ -160,11 +162,38 @@ func (c *cluster) policy(ctx context.Context, r reconcile.Request) (reconcile.Re
 	}
 	before := p.DeepCopy()
 	p.Status.Endpoints = strings.Join(endpointsOf(&p), ",")
+	p.Status.Ingress, p.Status.Egress = columns(&p.Spec)
 	accept(&p.Status.Conditions, p.Generation, wrong)
 	if equality.Semantic.DeepEqual(before.Status, p.Status) {
 		return reconcile.Result{}, nil
 	}
 	return reconcile.Result{}, client.IgnoreNotFound(c.client.Status().Patch(ctx, &p, client.MergeFrom(before)))
+}
+
+// columnPrefixes is how many prefixes a column has room for.
+const columnPrefixes = 3
+
+// columns returns what kubectl shows of a policy's rules.
+func columns(s *v1alpha1.GraftPolicySpec) (ingress, egress string) {
+	var ports, prefixes []string
+	for _, r := range s.Ingress {
+		port := strconv.Itoa(int(r.Port))
+		if r.Protocol == v1alpha1.UDP {
+			port += "/UDP"
+		}
+		ports = append(ports, port)
+	}
+	for _, r := range s.Egress {
+		for _, to := range r.To {
+			if !slices.Contains(prefixes, to) {
+				prefixes = append(prefixes, to)
+			}
+		}
+	}
+	if more := len(prefixes) - columnPrefixes; more > 0 {
+		prefixes = append(prefixes[:columnPrefixes], fmt.Sprintf("and %d more", more))
+	}
+	return strings.Join(ports, ","), strings.Join(prefixes, ",")
 }
 
 // accept sets the condition of a resource.

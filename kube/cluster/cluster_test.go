@@ -1,7 +1,9 @@
 package cluster
 
 import (
+	"encoding/json"
 	"fmt"
+	"net/http"
 	"strings"
 	"testing"
 
@@ -9,6 +11,7 @@ import (
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/client-go/rest"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/config"
@@ -26,7 +29,7 @@ const resources = kubetest.Shop + `
 apiVersion: tsugiki.dev/v1alpha1
 kind: GraftPolicy
 metadata: {name: web, namespace: shop}
-spec: {podSelector: {}, ingress: [{endpoint: web, port: 80}], egress: [{endpoint: out, to: [10.0.0.0/8]}]}
+spec: {podSelector: {}, ingress: [{endpoint: web, port: 80}, {endpoint: web, port: 443}], egress: [{endpoint: out, to: [10.0.0.0/8]}]}
 `
 
 // start starts the controllers at an API server of the test's own, with the permissions of deploy/.
@@ -50,10 +53,12 @@ func start(t *testing.T) (s *kubetest.APIServer, admin client.Client) {
 }
 
 func TestStatus(t *testing.T) {
-	_, admin := start(t)
+	s, admin := start(t)
 	kubetest.Create(t, admin, resources)
 	policy := types.NamespacedName{Namespace: "shop", Name: "web"}
 	accepted(t, admin, policy, metav1.ConditionFalse, "egress 0: there is no GraftEndpoint out")
+	shown(t, s, "namespaces/shop/graftpolicies", `["web","80,443","10.0.0.0/8",null,null,null,"out,web","False","egress 0: there is no GraftEndpoint out`)
+	shown(t, s, "graftendpoints", `["web","IPv4","Node","31000-31999","True","it can be put in force",true,null,`)
 	kubetest.Create(t, admin, `{apiVersion: tsugiki.dev/v1alpha1, kind: GraftEndpoint, metadata: {name: out}, spec: {type: IPv4, destinations: [{cidr: 10.0.0.0/9}],
 		allowedPods: [{namespaceSelector: {}}]}}`)
 	accepted(t, admin, policy, metav1.ConditionFalse, "10.0.0.0/8, ports 1-65535, is no destination of GraftEndpoint out")
@@ -92,6 +97,63 @@ func TestStatusOfManyPolicies(t *testing.T) {
 	used(t, admin, "zweb", true)
 	if now := used(t, admin, "web", true); now != before {
 		t.Errorf("the endpoint was written: its version is %s, and was %s", now, before)
+	}
+}
+
+// shown waits until the columns of the first resource of a list begin with some values.
+func shown(t *testing.T, s *kubetest.APIServer, resources, want string) {
+	t.Helper()
+	c, err := rest.HTTPClientFor(s.Config("admin"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.CloseIdleConnections()
+	testkit.Eventually(t, func() error {
+		r, err := http.NewRequestWithContext(t.Context(), http.MethodGet, s.Config("").Host+"/apis/tsugiki.dev/v1alpha1/"+resources, nil)
+		if err != nil {
+			return err
+		}
+		r.Header.Set("Accept", "application/json;as=Table;v=v1;g=meta.k8s.io")
+		resp, err := c.Do(r)
+		if err != nil {
+			return err
+		}
+		defer resp.Body.Close()
+		var table struct {
+			Rows []struct{ Cells json.RawMessage }
+		}
+		if err := json.NewDecoder(resp.Body).Decode(&table); err != nil {
+			return err
+		}
+		if len(table.Rows) == 0 || !strings.HasPrefix(string(table.Rows[0].Cells), want) {
+			return fmt.Errorf("the columns of %s are %s, want %s", resources, table.Rows, want)
+		}
+		return nil
+	})
+}
+
+// kubectl get shows what a policy is about.
+func TestColumns(t *testing.T) {
+	for _, tt := range []struct {
+		spec            v1alpha1.GraftPolicySpec
+		ingress, egress string
+	}{
+		{v1alpha1.GraftPolicySpec{}, "", ""},
+		{
+			v1alpha1.GraftPolicySpec{
+				Ingress: []v1alpha1.IngressRule{{Port: 80, Protocol: v1alpha1.TCP}, {Port: 53, Protocol: v1alpha1.UDP}},
+				Egress:  []v1alpha1.EgressRule{{To: []string{"10.0.0.0/8", "::/0"}}, {To: []string{"10.0.0.0/8"}}},
+			},
+			"80,53/UDP", "10.0.0.0/8,::/0",
+		},
+		{
+			v1alpha1.GraftPolicySpec{Egress: []v1alpha1.EgressRule{{To: []string{"10.0.0.0/8", "10.0.0.0/9", "10.0.0.0/10"}}, {To: []string{"10.0.0.0/11", "10.0.0.0/12"}}}},
+			"", "10.0.0.0/8,10.0.0.0/9,10.0.0.0/10,and 2 more",
+		},
+	} {
+		if ingress, egress := columns(&tt.spec); ingress != tt.ingress || egress != tt.egress {
+			t.Errorf("%+v: %q and %q, want %q and %q", tt.spec, ingress, egress, tt.ingress, tt.egress)
+		}
 	}
 }
 

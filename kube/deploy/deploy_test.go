@@ -2,15 +2,15 @@ package deploy
 
 import (
 	"encoding/json"
-	"fmt"
 	"os"
 	"path/filepath"
-	"regexp"
 	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
+	"k8s.io/apimachinery/pkg/runtime"
 
 	"github.com/tsugiki/tsugiki/kube/kubetest"
 )
@@ -67,21 +67,23 @@ func chart(t *testing.T, namespace, values string) string {
 	return string(text)
 }
 
+// common are other values than the default ones.
+const common = `runtimeClass: graft, translateClass: graft46, image: "example.org/kube:1", runDir: /run/other`
+
 func TestChartOfOtherValues(t *testing.T) {
-	const common = `runtimeClass: graft, translateClass: graft46, image: "example.org/kube:1", runDir: /run/other, metrics: "198.51.100.1:9471"`
 	for name, tt := range map[string]struct {
 		values    string
 		has, lack []string
 	}{
 		"all": {
-			`{` + common + `, node: {nodeSelector: {a: b}}, agent: {config: "x = 1"}, containerd: {config: /etc/k3s/a.toml, runDir: /run/k3s, unit: ""}}`,
+			`{` + common + `, node: {nodeSelector: {a: b}, tolerations: [{key: x}]}, agent: {config: "x = 1"}, containerd: {config: /etc/k3s/a.toml, runDir: /run/k3s, unit: ""}}`,
 			[]string{
-				`"handler":"tsugiki"`, `"--runtime-class=graft"`, `"handler":"graft46"`, `"--runtime-class=graft46"`, `"--metrics=198.51.100.1:9471"`, `"--namespace=net"`, `"nodeSelector":{"a":"b"}`,
+				`"handler":"tsugiki"`, `"--runtime-class=graft"`, `"--runtime-class=graft46"`, `"--namespace=net"`, `"nodeSelector":{"a":"b"}`, `"tolerations":[{"key":"x"}]`,
 				`"image":"example.org/kube:1"`, `"path":"/run/other"`, `system:serviceaccount:net:tsugiki-kube-node`, `"agent.toml":"x = 1\n"`,
 				`"--containerd-config=/etc/k3s/a.toml"`, `"path":"/etc/k3s"`, `"mountPath":"/host/etc/k3s"`, `"path":"/run/k3s"`, `"--containerd-unit="`,
 				`"--containerd=/run/k3s/containerd.sock"`,
 			},
-			[]string{`"namespace":"tsugiki"`, `tsugiki-kube:0.1`, `/etc/containerd`, `--translate`, `/cni`},
+			[]string{`"namespace":"tsugiki"`, `tsugiki-kube:0.1`, `/etc/containerd`, `--translate`, `/cni`, `graft46"}`, `"operator":"Exists"`, `--metrics`, `"ports":[{`},
 		},
 		"translation": {
 			`{` + common + `, translate: {enabled: true, pluginDir: /usr/lib/cni/}}`,
@@ -102,8 +104,21 @@ func TestChartOfOtherValues(t *testing.T) {
 		},
 		"the package": {
 			`{` + common + `, agent: {install: false}}`,
-			[]string{`"handler":"graft"`, `"path":"/run/other","type":"Directory"`},
-			[]string{`"privileged"`, `hostPID`, `initContainers`, `/opt/tsugiki`, `/etc/containerd`, `ConfigMap`, `nri`},
+			[]string{`"handler":"graft"`, `"handler":"graft46"`, `"path":"/run/other","type":"Directory"`},
+			[]string{`"privileged"`, `hostPID`, `initContainers`, `/opt/tsugiki`, `/etc/containerd`, `ConfigMap`, `nri`, `checksum`},
+		},
+		"metrics": {
+			`{metrics: {agent: "[::]:9469", node: "198.51.100.1:9471", cluster: "0.0.0.0:9472"}}`,
+			[]string{
+				`shared = [\"containerd\"]\n[metrics]\nlisten = \"[::]:9469\"\n"`, `"--metrics=198.51.100.1:9471"`, `"--metrics=0.0.0.0:9472"`,
+				`"ports":[{"containerPort":9469,"name":"metrics"}]`, `"ports":[{"containerPort":9471,"name":"metrics"}]`, `"ports":[{"containerPort":9472,"name":"metrics"}]`,
+			},
+			nil,
+		},
+		"the cluster's process": {
+			`{node: {tolerations: []}, cluster: {replicas: 3, nodeSelector: {a: b}, tolerations: [{key: x}]}}`,
+			[]string{`"replicas":3`, `"nodeSelector":{"a":"b"}`, `"tolerations":[{"key":"x"}]`},
+			[]string{`"operator":"Exists"`},
 		},
 	} {
 		text := chart(t, "net", tt.values)
@@ -120,80 +135,57 @@ func TestChartOfOtherValues(t *testing.T) {
 	}
 }
 
-// What uninstalls has the image and the namespace of what installs. The node's record has the rest.
-func TestUninstall(t *testing.T) {
-	text := read(t, "uninstall.yaml")[0]
-	for _, want := range []string{"image: tsugiki-kube:0.1", "hostPID: true", "namespace: tsugiki}"} {
-		if !strings.Contains(text, want) || !strings.Contains(read(t, "manifests/workloads.yaml")[0], want) {
-			t.Errorf("not in both: %s", want)
+// pods are the specifications of pods in objects, by kind and name.
+func pods(t *testing.T, list []*unstructured.Unstructured) map[string]corev1.PodTemplateSpec {
+	t.Helper()
+	found := map[string]corev1.PodTemplateSpec{}
+	for _, o := range list {
+		raw, is, err := unstructured.NestedMap(o.Object, "spec", "template")
+		if err != nil || !is {
+			continue
+		}
+		var pod corev1.PodTemplateSpec
+		if err := runtime.DefaultUnstructuredConverter.FromUnstructuredWithValidation(raw, &pod, true); err != nil {
+			t.Fatal(err)
+		}
+		found[o.GetKind()+" "+o.GetName()] = pod
+	}
+	return found
+}
+
+// Each pod of the chart has the image, and may fetch it.
+func TestImage(t *testing.T) {
+	const values = `image: "example.org/kube:1", imagePullPolicy: Always, imagePullSecrets: [{name: a}, {name: b}], nri: {enabled: true}`
+	seen := 0
+	for _, uninstall := range []string{"false", "true"} {
+		for name, pod := range pods(t, kubetest.Chart(t, "net", "{"+values+", uninstall: "+uninstall+"}")) {
+			if diff := cmp.Diff([]corev1.LocalObjectReference{{Name: "a"}, {Name: "b"}}, pod.Spec.ImagePullSecrets); diff != "" {
+				t.Errorf("%s: secrets (-want +got):\n%s", name, diff)
+			}
+			for _, c := range append(pod.Spec.InitContainers, pod.Spec.Containers...) {
+				seen++
+				if c.Image != "example.org/kube:1" || c.ImagePullPolicy != corev1.PullAlways {
+					t.Errorf("%s: container %s has the image %s, %s", name, c.Name, c.Image, c.ImagePullPolicy)
+				}
+				if c.Resources.Requests.Memory().IsZero() || c.Resources.Limits.Memory().IsZero() && c.Name != "agent" {
+					t.Errorf("%s: container %s has resources %+v", name, c.Name, c.Resources)
+				}
+			}
 		}
 	}
-	if list := kubetest.Parse(t, []byte(text)); len(list) != 1 || list[0].GetKind() != "DaemonSet" {
-		t.Errorf("objects %v", list)
+	if want := 7; seen != want {
+		t.Errorf("%d containers, want %d", seen, want)
 	}
 }
 
-// metric finds metrics in an expression, and in the rows of docs/METRICS.md.
-var metric = regexp.MustCompile(`\btsugiki_[a-z_]+`)
-
-// TestDashboard checks what Grafana's schema asks of a dashboard, and that its metrics exist.
-func TestDashboard(t *testing.T) {
-	var d struct {
-		Title, UID    string
-		SchemaVersion int
-		Panels        []struct {
-			ID          int
-			Type, Title string
-			GridPos     struct{ X, Y, W, H int }
-			Targets     []struct{ RefID, Expr string }
+// Another configuration of the agent is another pod, which reads it.
+func TestConfigurationIsInThePod(t *testing.T) {
+	all := map[string]string{}
+	for _, values := range []string{`{}`, `{agent: {config: "x = 1"}}`, `{metrics: {agent: "[::]:9469"}}`} {
+		sum := pods(t, kubetest.Chart(t, "net", values))["DaemonSet tsugiki-kube-node"].Annotations["checksum/config"]
+		if other, is := all[sum]; is || sum == "" {
+			t.Errorf("values %s and %s have the digest %q", values, other, sum)
 		}
-		Templating struct {
-			List []struct{ Name, Type string }
-		}
-	}
-	if err := json.Unmarshal([]byte(read(t, "grafana/tsugiki.json")[0]), &d); err != nil {
-		t.Fatal(err)
-	}
-	doc, err := os.ReadFile(filepath.Join(kubetest.Root(t), "docs", "METRICS.md"))
-	if err != nil {
-		t.Fatal(err)
-	}
-	known := map[string]bool{}
-	for _, m := range metric.FindAllString(string(doc), -1) {
-		known[m] = true
-	}
-	if d.Title == "" || d.UID == "" || d.SchemaVersion < 39 || len(d.Panels) == 0 || len(d.Templating.List) == 0 {
-		t.Fatalf("no dashboard: %+v", d)
-	}
-	ids, taken := map[int]bool{}, map[string]string{}
-	for _, p := range d.Panels {
-		if p.Type == "" || p.Title == "" || ids[p.ID] || len(p.Targets) == 0 {
-			t.Errorf("panel %d %q has no type, no title, no query, or the id of another", p.ID, p.Title)
-		}
-		ids[p.ID] = true
-		if p.GridPos.X < 0 || p.GridPos.W <= 0 || p.GridPos.H <= 0 || p.GridPos.X+p.GridPos.W > 24 {
-			t.Errorf("panel %q is outside of the 24 columns", p.Title)
-		}
-		for x := p.GridPos.X; x < p.GridPos.X+p.GridPos.W; x++ {
-			for y := p.GridPos.Y; y < p.GridPos.Y+p.GridPos.H; y++ {
-				at := fmt.Sprint(x, " ", y)
-				if taken[at] != "" {
-					t.Fatalf("panels %q and %q overlap", taken[at], p.Title)
-				}
-				taken[at] = p.Title
-			}
-		}
-		refs := map[string]bool{}
-		for _, q := range p.Targets {
-			if q.RefID == "" || refs[q.RefID] || q.Expr == "" {
-				t.Errorf("panel %q has a query without a name of its own", p.Title)
-			}
-			refs[q.RefID] = true
-			for _, m := range metric.FindAllString(q.Expr, -1) {
-				if !known[m] && !known[strings.TrimSuffix(m, "_bucket")] {
-					t.Errorf("panel %q shows %s, which docs/METRICS.md does not have", p.Title, m)
-				}
-			}
-		}
+		all[sum] = values
 	}
 }

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -281,8 +282,20 @@ func (c *cluster) testAgentRestarted() {
 	l.goOn()
 }
 
+// scale has so many processes of the cluster.
+func (c *cluster) scale(replicas int) {
+	c.t.Helper()
+	if out, err := c.Kubectl("scale", "-n", "tsugiki", "deployment/tsugiki-kube-cluster", "--replicas", strconv.Itoa(replicas)); err != nil {
+		c.t.Fatalf("%v: %s", err, out)
+	}
+	c.rolledOut("tsugiki", "tsugiki-kube-cluster")
+}
+
 // testDrained drains the node, so that all pods but those of DaemonSets end, and has them come back.
 func (c *cluster) testDrained() {
+	// The PodDisruptionBudget lets one of two be evicted, until the other is ready elsewhere.
+	c.scale(1)
+	defer c.scale(2)
 	drain := []string{"drain", kubetest.NodeName, "--ignore-daemonsets", "--delete-emptydir-data", "--force", "--timeout", testkit.Patience.String()}
 	if out, err := c.Kubectl(drain...); err != nil {
 		c.t.Fatalf("%v: %s\n%s", err, out, c.describe("shop"))

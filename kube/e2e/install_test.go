@@ -379,7 +379,8 @@ func (c *cluster) testTranslateInstalled(all *testing.T, config string) {
 	if err := os.WriteFile(c.Rig.Outside(otherConfig), []byte(config), 0o600); err != nil {
 		c.t.Fatal(err)
 	}
-	c.upgrade(fmt.Sprintf("{image: 'tsugiki-kube:0.2', containerd: {config: %s}, translate: {enabled: true, pluginDir: %s}, agent: {config: %q}}",
+	c.upgrade(fmt.Sprintf("{image: 'tsugiki-kube:0.2', containerd: {config: %s}, translate: {enabled: true, pluginDir: %s}, agent: {config: %q}, "+
+		"metrics: {agent: '0.0.0.0:9469', node: '0.0.0.0:9471', cluster: '0.0.0.0:9472'}}",
 		otherConfig, pluginDir, strings.ReplaceAll(c.within("    [kubernetes]\n    grants = true\n    [charge]\n"+shared), "    ", "")))
 	c.saysRestart(otherConfig, "tsugiki-translate")
 	c.restartContainerd("--config", otherConfig)
@@ -389,4 +390,5 @@ func (c *cluster) testTranslateInstalled(all *testing.T, config string) {
 	c.says("PONG\n", "four", "redis-cli", "-h", c.virtualAddress().String(), "ping")
 	c.served(c.service("web"))
 	l.goOn()
+	c.measured()
 }

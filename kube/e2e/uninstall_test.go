@@ -68,6 +68,22 @@ func (c *cluster) testUninstalled(before string) {
 	if left := c.agentGroups(); len(left) > 0 {
 		c.t.Errorf("groups are left: %v", left)
 	}
+	c.forgotten()
+}
+
+// forgotten deletes the rest, as deploy/uninstall.yaml says, and looks for objects of the cluster that are left. That of
+// the chart alone is helm's to delete.
+func (c *cluster) forgotten() {
+	c.t.Helper()
+	deploy := filepath.Join(kubetest.Root(c.t), "deploy")
+	c.kubectl("delete", "-f", filepath.Join(deploy, "manifests"), "--ignore-not-found", "--timeout", testkit.Patience.String())
+	c.kubectl("delete", "-f", filepath.Join(deploy, "crds"), "--timeout", testkit.Patience.String())
+	kinds := "namespaces,clusterroles,clusterrolebindings,runtimeclasses,validatingadmissionpolicies,validatingadmissionpolicybindings,flowschemas,customresourcedefinitions"
+	for _, name := range strings.Fields(c.kubectl("get", kinds, "-o", "name")) {
+		if strings.Contains(name, "tsugiki") && name != "runtimeclass.node.k8s.io/tsugiki-translate" {
+			c.t.Errorf("%s is left", name)
+		}
+	}
 }
 
 // agentGroups are the cgroups of the rig that an agent makes: its own, and those around containers.

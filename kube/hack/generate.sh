@@ -4,4 +4,4 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 go tool -modfile=../tools/controller-gen/go.mod controller-gen \
 	object paths=./v1alpha1/... \
-	crd:maxDescLen=300 output:crd:dir=../deploy/crds
+	crd output:crd:dir=../deploy/crds

@@ -1,6 +1,9 @@
 package kubetest
 
 import (
+	"fmt"
+	"maps"
+	"path"
 	"path/filepath"
 	"slices"
 	"strings"
@@ -17,6 +20,21 @@ import (
 // Values are YAML.
 func Chart(t testkit.TB, namespace, values string) (list []*unstructured.Unstructured) {
 	t.Helper()
+	files, err := Render(t, namespace, values)
+	if err != nil {
+		t.Fatalf("%v", err)
+	}
+	for _, name := range slices.Sorted(maps.Keys(files)) {
+		if strings.HasSuffix(name, ".yaml") {
+			list = append(list, Parse(t, []byte(files[name]))...)
+		}
+	}
+	return list
+}
+
+// Render has helm make the files of the chart in deploy/, or say why it does not.
+func Render(t testkit.TB, namespace, values string) (files map[string]string, err error) {
+	t.Helper()
 	c, err := loader.Load(filepath.Join(Root(t), "deploy", "helm", "tsugiki"))
 	if err != nil {
 		t.Fatalf("%v", err)
@@ -30,24 +48,18 @@ func Chart(t testkit.TB, namespace, values string) (list []*unstructured.Unstruc
 	}
 	all, err := chartutil.ToRenderValues(c, given, chartutil.ReleaseOptions{Name: "tsugiki", Namespace: namespace}, nil)
 	if err != nil {
-		t.Fatalf("%v", err)
+		return nil, fmt.Errorf("values of the chart: %w", err)
 	}
-	files, err := engine.Render(c, all)
+	rendered, err := engine.Render(c, all)
 	if err != nil {
-		t.Fatalf("%v", err)
+		return nil, err
 	}
-	for _, crd := range c.CRDObjects() {
-		list = append(list, Parse(t, crd.File.Data)...)
+	files = map[string]string{}
+	for _, crd := range c.CRDObjects() { // before all others, by their names
+		files["0-crds/"+path.Base(crd.Filename)] = string(crd.File.Data)
 	}
-	var names []string
-	for name := range files {
-		if strings.HasSuffix(name, ".yaml") {
-			names = append(names, name)
-		}
+	for name, text := range rendered {
+		files[path.Base(name)] = text
 	}
-	slices.Sort(names)
-	for _, name := range names {
-		list = append(list, Parse(t, []byte(files[name]))...)
-	}
-	return list
+	return files, nil
 }

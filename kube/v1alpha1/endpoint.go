@@ -32,6 +32,7 @@ const (
 // +kubebuilder:printcolumn:name="Address",type=string,JSONPath=`.spec.address`
 // +kubebuilder:printcolumn:name="Ports",type=string,JSONPath=`.spec.ports`
 // +kubebuilder:printcolumn:name="Accepted",type=string,JSONPath=`.status.conditions[?(@.type=="Accepted")].status`
+// +kubebuilder:printcolumn:name="Message",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Accepted")].message`
 // +kubebuilder:printcolumn:name="Used",type=boolean,JSONPath=`.status.used`
 // +kubebuilder:printcolumn:name="Path",type=string,priority=1,JSONPath=`.spec.path`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
@@ -68,9 +69,7 @@ type GraftEndpointSpec struct {
 	// its own on its node. Without ports, no pod listens at the endpoint.
 	//
 	// +optional
-	// +kubebuilder:validation:MaxLength=11
-	// +kubebuilder:validation:XValidation:rule="self.matches('^[1-9][0-9]{0,4}(-[1-9][0-9]{0,4})?$') && self.split('-').all(p, int(p) <= 65535) && int(self.split('-')[0]) <= int(self.split('-')[self.split('-').size() - 1])",message="write PORT or FIRST-LAST, from 1 to 65535"
-	Ports string `json:"ports,omitempty"`
+	Ports PortRange `json:"ports,omitempty"`
 
 	// Path is the path of the unix socket on the node. No folder of it may be a symbolic link.
 	//
@@ -109,6 +108,12 @@ type GraftEndpointSpec struct {
 	AllowedPods []PodSelection `json:"allowedPods,omitempty"`
 }
 
+// PortRange is PORT or FIRST-LAST.
+//
+// +kubebuilder:validation:MaxLength=11
+// +kubebuilder:validation:XValidation:rule="self.matches('^[1-9][0-9]{0,4}(-[1-9][0-9]{0,4})?$') && self.split('-').all(p, int(p) <= 65535) && int(self.split('-')[0]) <= int(self.split('-')[self.split('-').size() - 1])",message="write PORT or FIRST-LAST, from 1 to 65535"
+type PortRange = string
+
 // Destination is a prefix and, if they are given, some of its ports.
 type Destination struct {
 	// CIDR is a prefix, such as 10.0.0.0/8. The destination of a rule has to lie within it.
@@ -119,9 +124,7 @@ type Destination struct {
 	// Ports are PORT or FIRST-LAST; all, if there are none.
 	//
 	// +optional
-	// +kubebuilder:validation:MaxLength=11
-	// +kubebuilder:validation:Pattern=`^[1-9][0-9]{0,4}(-[1-9][0-9]{0,4})?$`
-	Ports string `json:"ports,omitempty"`
+	Ports PortRange `json:"ports,omitempty"`
 }
 
 // PodSelection selects pods by labels that others than the pods' authors give: those of their

@@ -8,12 +8,14 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // +kubebuilder:object:root=true
 // +kubebuilder:resource:scope=Namespaced,shortName=gpol,categories=tsugiki
 // +kubebuilder:subresource:status
-// +kubebuilder:printcolumn:name="Ingress",type=string,JSONPath=`.spec.ingress[*].port`
+// +kubebuilder:printcolumn:name="Ingress",type=string,JSONPath=`.status.ingress`
+// +kubebuilder:printcolumn:name="Egress",type=string,JSONPath=`.status.egress`
 // +kubebuilder:printcolumn:name="Translate",type=string,priority=1,JSONPath=`.spec.translate.endpoint`
 // +kubebuilder:printcolumn:name="Charge",type=string,priority=1,JSONPath=`.spec.charge`
 // +kubebuilder:printcolumn:name="Direct",type=boolean,priority=1,JSONPath=`.spec.directForward`
 // +kubebuilder:printcolumn:name="Endpoints",type=string,JSONPath=`.status.endpoints`
 // +kubebuilder:printcolumn:name="Accepted",type=string,JSONPath=`.status.conditions[?(@.type=="Accepted")].status`
+// +kubebuilder:printcolumn:name="Message",type=string,priority=1,JSONPath=`.status.conditions[?(@.type=="Accepted")].message`
 // +kubebuilder:printcolumn:name="Age",type=date,JSONPath=`.metadata.creationTimestamp`
 type GraftPolicy struct {
 	metav1.TypeMeta   `json:",inline"`
@@ -278,9 +280,7 @@ type EgressRule struct {
 	// Ports are PORT or FIRST-LAST; all, if there are none.
 	//
 	// +optional
-	// +kubebuilder:validation:MaxLength=11
-	// +kubebuilder:validation:Pattern=`^[1-9][0-9]{0,4}(-[1-9][0-9]{0,4})?$`
-	Ports string `json:"ports,omitempty"`
+	Ports PortRange `json:"ports,omitempty"`
 
 	// Protocol is TCP or UDP; both, if it is not there.
 	//
@@ -307,6 +307,16 @@ type GraftPolicyStatus struct {
 	//
 	// +optional
 	Endpoints string `json:"endpoints,omitempty"`
+
+	// Ingress are the ports of the ingress rules, for a column: those of the API server show one value of a list.
+	//
+	// +optional
+	Ingress string `json:"ingress,omitempty"`
+
+	// Egress are the first prefixes of the egress rules, and how many more there are, for a column.
+	//
+	// +optional
+	Egress string `json:"egress,omitempty"`
 }
 
 // GraftPolicyList is a list of policies.

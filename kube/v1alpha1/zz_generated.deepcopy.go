@@ -114,7 +114,9 @@ func (in *GraftEndpointSpec) DeepCopyInto(out *GraftEndpointSpec) {
 	if in.Destinations != nil {
 		in, out := &in.Destinations, &out.Destinations
 		*out = make([]Destination, len(*in))
-		copy(*out, *in)
+		for i := range *in {
+			(*in)[i].DeepCopyInto(&(*out)[i])
+		}
 	}
 	if in.Resolvers != nil {
 		in, out := &in.Resolvers, &out.Resolvers

@@ -1,14 +1,18 @@
 package main
 
 import (
+	"context"
 	"errors"
 	"log/slog"
+	"net/http"
 	"net/netip"
+	"time"
 
 	"golang.org/x/sys/unix"
 	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/healthz"
 	"sigs.k8s.io/controller-runtime/pkg/metrics/server"
 
@@ -36,7 +40,22 @@ func (o *options) manager(m ctrl.Options) (ctrl.Manager, error) {
 	if err != nil {
 		return nil, err
 	}
-	return mgr, errors.Join(mgr.AddHealthzCheck("ping", healthz.Ping), mgr.AddReadyzCheck("ping", healthz.Ping))
+	return mgr, errors.Join(mgr.AddHealthzCheck("ping", healthz.Ping), mgr.AddReadyzCheck("caches", complete(mgr.GetCache())))
+}
+
+// lookLimit is how long a probe waits for caches.
+const lookLimit = 500 * time.Millisecond
+
+// complete is a check of readiness: what is watched is there. A process that waits to be the leader watches nothing.
+func complete(c cache.Cache) healthz.Checker {
+	return func(r *http.Request) error {
+		ctx, cancel := context.WithTimeout(r.Context(), lookLimit)
+		defer cancel()
+		if !c.WaitForCacheSync(ctx) {
+			return errors.New("the API server has not said yet what there is")
+		}
+		return nil
+	}
 }
 
 func runNode(o *options) error {
@@ -61,7 +80,11 @@ func runCluster(o *options) error {
 	if err != nil {
 		return err
 	}
-	if err := cluster.Add(m); err != nil {
+	fields, err := cluster.NewFields(m, slog.Default())
+	if err == nil {
+		err = errors.Join(m.AddReadyzCheck("fields", fields.Check), cluster.Add(m))
+	}
+	if err != nil {
 		return err
 	}
 	return m.Start(ctrl.SetupSignalHandler())

@@ -4,6 +4,8 @@ import (
 	"errors"
 	"log/slog"
 	"net"
+	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -13,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 	ctrl "sigs.k8s.io/controller-runtime"
+	"sigs.k8s.io/controller-runtime/pkg/cache/informertest"
 	"sigs.k8s.io/controller-runtime/pkg/config"
 
 	"github.com/tsugiki/tsugiki/api"
@@ -99,6 +102,16 @@ func TestManagerAsksNobody(t *testing.T) {
 	}
 	if err != nil {
 		t.Errorf("cluster: %v", err)
+	}
+}
+
+// A process that does not know yet what there is is not ready.
+func TestReady(t *testing.T) {
+	for _, synced := range []bool{false, true} {
+		check := complete(&informertest.FakeInformers{Synced: &synced})
+		if err := check(httptest.NewRequestWithContext(t.Context(), http.MethodGet, "/readyz", nil)); (err == nil) != synced {
+			t.Errorf("caches are complete %t: %v", synced, err)
+		}
 	}
 }
 
