@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"gopkg.in/yaml.v3"
 
 	"github.com/tsugiki/tsugiki/internal/setup"
 	"github.com/tsugiki/tsugiki/internal/testkit"
@@ -95,7 +96,7 @@ func TestOldestKubernetes(t *testing.T) {
 		}
 		containerd = append(containerd, m[2])
 	}
-	if len(slices.Compact(containerd)) > 1 {
+	if len(slices.Compact(slices.Clone(containerd))) > 1 {
 		t.Errorf("the pages name as the oldest containerd %q", containerd)
 	}
 	for page, text := range all {
@@ -104,6 +105,32 @@ func TestOldestKubernetes(t *testing.T) {
 				t.Errorf("%s says %q, and the chart %s", page, m[0], chart[1])
 			}
 		}
+	}
+}
+
+// chartValue finds a value of the chart: after --set, and in a sentence or a table by the group that it is of.
+var chartValue = regexp.MustCompile("--set ([\\w.]+)|`((?:agent|containerd|metrics|node|nri|translate)\\.[A-Za-z]+)[=`]")
+
+// The values that the page names are those of the chart.
+func TestDocumentedValues(t *testing.T) {
+	var values map[string]any
+	if err := yaml.Unmarshal([]byte(texts(t, "values.yaml", "deploy/helm")["deploy/helm/tsugiki/values.yaml"]), &values); err != nil {
+		t.Fatal(err)
+	}
+	found := chartValue.FindAllStringSubmatch(texts(t, "KUBERNETES.md", "docs")["docs/KUBERNETES.md"], -1)
+	for _, m := range found {
+		at := any(values)
+		for key := range strings.SplitSeq(m[1]+m[2], ".") {
+			table, _ := at.(map[string]any)
+			var is bool
+			if at, is = table[key]; !is {
+				t.Errorf("the chart has no value %s", m[1]+m[2])
+				break
+			}
+		}
+	}
+	if len(found) < 10 {
+		t.Errorf("%d values were found", len(found))
 	}
 }
 
