@@ -109,7 +109,7 @@ func TestOldestKubernetes(t *testing.T) {
 }
 
 // chartValue finds a value of the chart: after --set, and in a sentence or a table by the group that it is of.
-var chartValue = regexp.MustCompile("--set ([\\w.]+)|`((?:agent|containerd|metrics|node|nri|translate)\\.[A-Za-z]+)[=`]")
+var chartValue = regexp.MustCompile("--set ([\\w.]+)|`((?:agent|cluster|containerd|metrics|node|nri|translate)\\.[A-Za-z]+)[=`]")
 
 // The values that the page names are those of the chart.
 func TestDocumentedValues(t *testing.T) {
