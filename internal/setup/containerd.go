@@ -21,10 +21,12 @@ const (
 	TranslateName = "tsugiki-translate"
 )
 
-// The plugins of containerd that have runtimes, by the version of the configuration.
+// The plugins of containerd that have runtimes, by the version of the configuration. containerd 2.0 came with
+// version 3, and 2.3 with version 4, which moved the daemon's sockets alone. Each reads older files, too.
 var containerdPlugins = map[int64]string{
 	2: "io.containerd.grpc.v1.cri",
 	3: "io.containerd.cri.v1.runtime",
+	4: "io.containerd.cri.v1.runtime",
 }
 
 // runcType is containerd's name of the shim that calls runc, or another program in its place.
@@ -86,7 +88,7 @@ func readContainerd(text []byte) (containerd, error) {
 	}
 	plugin, known := containerdPlugins[file.Version]
 	if !known {
-		return containerd{}, fmt.Errorf("version = %d of the configuration is not known; setup knows 2 and 3 (containerd config migrate)", file.Version)
+		return containerd{}, fmt.Errorf("version = %d of the configuration is not known; setup knows 2, 3 and 4 (containerd config migrate)", file.Version)
 	}
 	c, cni := file.Plugins[plugin].Containerd, file.Plugins[plugin].CNI
 	if c.Default == "" || c.Default == Name || c.Default == TranslateName {

@@ -12,7 +12,7 @@ import (
 )
 
 // ErrGenerated says that a program writes the configuration anew: what is added to it is lost then.
-var ErrGenerated = errors.New("a program generates this file from a template, which has to have the runtime instead (docs/RUNTIME.md)")
+var ErrGenerated = errors.New("a program generates this file from a template, which has to have the runtime instead (docs/KUBERNETES.md)")
 
 // generated finds the line by which k3s and RKE2 (pkg/agent/templates of k3s), or k0s (docs/runtime.md of
 // k0s), mark the file.

@@ -65,7 +65,7 @@ var configurations = map[string][]string{
 		"{\n\t\"runtimes\": {\n\t\t\"kata\": {\"path\": \"/k\"}\n\t},\n\t\"debug\": true\n}\n", `{"runtimes":{}}`, `{"a\"b":1,"runtimes":{"x":{"path":"y"}}}`,
 	},
 	"containerd": {
-		"-", "version = 2\n", "# mine\nversion = 2\n\n[plugins]\n  # deep\n  [plugins.\"io.containerd.grpc.v1.cri\"]\n    x = 1 # kept", "version = 3\nimports = []\n",
+		"-", "version = 2\n", "# mine\nversion = 2\n\n[plugins]\n  # deep\n  [plugins.\"io.containerd.grpc.v1.cri\"]\n    x = 1 # kept", "version = 3\nimports = []\n", "version = 4\n[plugins.'io.containerd.server.v1.grpc']\naddress = '/run/a.sock'\n",
 	},
 	"podman": {"-"},
 	"crio":   {"-"},
@@ -177,6 +177,8 @@ func TestContainerdKeepsRunc(t *testing.T) {
 	for text, want := range map[string]int{
 		"-":             1,
 		"version = 3\n": 1,
+		"version = 4\n": 1,
+		"version = 4\n[plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc]\nruntime_type = 'io.containerd.runc.v2'\n":  1,
 		"version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = \"/x\"\n":                                              1,
 		"version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc]\nruntime_type = \"io.containerd.runc.v2\"\n": 1,
 		"version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.crun]\nruntime_type = \"io.containerd.runc.v2\"\n": 0,
@@ -188,7 +190,8 @@ func TestContainerdKeepsRunc(t *testing.T) {
 	}
 }
 
-// kubeadm is what kubeadm's documents have in containerd's configuration, in both versions.
+// kubeadm is what kubeadm's documents have in containerd's configuration, in versions 2 and 3. Version 4 has the
+// runtimes of version 3.
 const (
 	kubeadm2 = "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc]\n  runtime_type = \"io.containerd.runc.v2\"\n" +
 		"  [plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.runc.options]\n    SystemdCgroup = true\n"
@@ -196,6 +199,8 @@ const (
 		"  base_runtime_spec = '/etc/spec.json'\n  cgroup_writable = true\n" +
 		"  [plugins.'io.containerd.cri.v1.runtime'.containerd.runtimes.runc.options]\n    BinaryName = '/usr/bin/crun'\n    NoPivotRoot = false\n    Root = '/run/r\\u'\n    SystemdCgroup = true\n"
 )
+
+var kubeadm4 = strings.Replace(kubeadm3, "version = 3", "version = 4", 1)
 
 // tables returns the runtimes of containerd's configuration.
 func tables(t *testing.T, text string) map[string]map[string]any {
@@ -220,6 +225,7 @@ func TestContainerdHasTheOptionsOfTheDefault(t *testing.T) {
 	}{
 		"kubeadm":           {text: kubeadm2, options: map[string]any{"SystemdCgroup": true}},
 		"version 3":         {text: kubeadm3, base: "/etc/spec.json", options: map[string]any{"SystemdCgroup": true, "Root": `/run/r\u`}},
+		"version 4":         {text: kubeadm4, base: "/etc/spec.json", options: map[string]any{"SystemdCgroup": true, "Root": `/run/r\u`}},
 		"another default":   {text: kubeadm2 + strings.Replace(nvidia, "%s", `"io.containerd.runc.v2"`, 1), options: map[string]any{"ShimCgroup": "/nv"}},
 		"one of other kind": {text: kubeadm2 + strings.Replace(nvidia, "%s", `"io.containerd.kata.v2"`, 1), options: map[string]any{"SystemdCgroup": true}},
 		"no runtime":        {text: "version = 2\n", options: map[string]any{}},
@@ -253,7 +259,7 @@ func TestContainerdHasTheOptionsOfTheDefault(t *testing.T) {
 
 // A tool that writes the file anew drops comments, and so our lines. The table is ours by its content.
 func TestContainerdWithoutComments(t *testing.T) {
-	for _, text := range []string{kubeadm2, kubeadm3, "version = 2\n"} {
+	for _, text := range []string{kubeadm2, kubeadm3, kubeadm4, "version = 2\n"} {
 		e := at(t, "containerd", text)
 		apply(t, func() (Change, error) { return e.Add(runtime) })
 		var all map[string]any
@@ -309,6 +315,7 @@ func TestRefusals(t *testing.T) {
 		{"docker", `[]`, "no JSON object"},
 		{"docker", `{"runtimes": 1}`, "no JSON object"},
 		{"containerd", "version = 1\n", "version = 1"},
+		{"containerd", "version = 5\n", "version = 5 of the configuration is not known; setup knows 2, 3 and 4"},
 		{"containerd", "root = \"/x\"\n", "version = 0"},
 		{"containerd", "version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".containerd.runtimes.tsugiki]\n", "another runtime"},
 		{"containerd", "version = 2\nplugins = {}\n", "cannot be appended"},

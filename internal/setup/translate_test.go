@@ -15,7 +15,7 @@ import (
 
 // The runtime of pods whose IPv4 is translated has the options of the default one, and a network of its own.
 func TestTranslate(t *testing.T) {
-	for _, text := range []string{"-", "version = 2\n", kubeadm2, kubeadm3} {
+	for _, text := range []string{"-", "version = 2\n", kubeadm2, kubeadm3, kubeadm4} {
 		e := at(t, "containerd", text)
 		add := func() (Change, error) { return e.Add(runtime) }
 		apply(t, add)
@@ -107,6 +107,7 @@ func TestPluginDirs(t *testing.T) {
 		"version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = \"/usr/lib/cni/\"\n":                         {"/usr/lib/cni"},
 		"version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dir = '/a'\n":                                     {"/a"},
 		"version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dir = ''\nbin_dirs = ['/a', '/b']\n":              {"/a", "/b"},
+		"version = 4\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dir = ''\nbin_dirs = ['/a', '/b']\n":              {"/a", "/b"},
 		"version = 3\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dir = '/old'\nbin_dirs = ['/a']\n":                {"/a"},
 		"version = 2\n[plugins.'io.containerd.cri.v1.runtime'.cni]\nbin_dir = '/of another version, which is not read'\n": {"/opt/cni/bin"},
 	} {

@@ -148,7 +148,7 @@ spec: {ports: [{name: http, port: 80}, {name: redis, port: 6379}]}
 apiVersion: tsugiki.dev/v1alpha1
 kind: GraftEndpoint
 metadata: {name: probed}
-spec: {type: IPv4, ports: 32000-32999, allowedPods: [{namespaceSelector: {matchLabels: {team: shop}}}]}
+spec: {type: IPv4, ports: 32000-32767, allowedPods: [{namespaceSelector: {matchLabels: {team: shop}}}]}
 ---
 apiVersion: tsugiki.dev/v1alpha1
 kind: GraftPolicy

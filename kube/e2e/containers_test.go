@@ -131,7 +131,7 @@ func (c *cluster) kill(p *corev1.Pod, name string) {
 func (c *cluster) testCost() {
 	pods := []string{"plain", "grafted", "own"}
 	c.lend(`{apiVersion: tsugiki.dev/v1alpha1, kind: GraftEndpoint, metadata: {name: cost},
-		spec: {type: IPv4, ports: 32000-32999, destinations: [{cidr: 198.51.100.1/32}], allowedPods: [{namespaceSelector: {matchLabels: {team: shop}}}]}}
+		spec: {type: IPv4, ports: 32000-32767, destinations: [{cidr: 198.51.100.1/32}], allowedPods: [{namespaceSelector: {matchLabels: {team: shop}}}]}}
 ---
 {apiVersion: tsugiki.dev/v1alpha1, kind: GraftPolicy, metadata: {name: cost, namespace: shop},
 		spec: {podSelector: {matchLabels: {cost: "true"}}, egress: [{endpoint: cost, to: [198.51.100.1/32]}]}}

@@ -20,8 +20,8 @@ import (
 	"github.com/tsugiki/tsugiki/kube/kubetest"
 )
 
-// TestInstall has a node without Tsugiki, and does what a user does: kubectl apply of deploy/. Then the
-// image is replaced by another one while pods run, and at last all is taken away.
+// TestInstall has a node without Tsugiki, and does what a user does: kubectl apply of deploy/, and what
+// docs/KUBERNETES.md says next. Then the image is replaced by another one while pods run, and at last all is taken away.
 func TestInstall(t *testing.T) {
 	c := bareCluster(t)
 	before := c.readNode(containerdConfig)
@@ -31,6 +31,7 @@ func TestInstall(t *testing.T) {
 	c.saysRestart(containerdConfig, "tsugiki")
 	c.restartContainerd()
 	c.daemonsReady()
+	t.Run("the commands and examples of the documents", func(t *testing.T) { c.with(t).testDocumented() })
 	c.openShop()
 	c.served(c.service("web"))
 	for _, p := range c.pods("web") {

@@ -309,7 +309,7 @@ func (c *cluster) strayPorts(states []api.PodState) error {
 			}
 		}
 	}
-	for line := range strings.Lines(c.Must("ss", "-Htln", "sport = :6379 or sport >= :31000 and sport <= :32999")) {
+	for line := range strings.Lines(c.Must("ss", "-Htln", "sport = :6379 or sport >= :31000 and sport <= :32767")) {
 		at := strings.Fields(line)[3]
 		if ports[at[strings.LastIndexByte(at, ':')+1:]] == "" {
 			return fmt.Errorf("somebody listens at %s of the node, which no pod has been given", at)

@@ -105,7 +105,7 @@ func (c *cluster) openShop() {
 	c.apply(shop)
 	// The node's firewall keeps the network of pods from ports that grafted pods are given.
 	c.Must("nft", `add table inet graft; add chain inet graft input { type filter hook input priority 0; };
-		add rule inet graft input iifname cni0 tcp dport { 6379, 31000-32999 } reject with tcp reset`)
+		add rule inet graft input iifname cni0 tcp dport { 6379, 31000-32767 } reject with tcp reset`)
 	c.apply(deployment("web", 2, engines.Nginx, `, ports: [{containerPort: 80, name: http}], readinessProbe: {httpGet: {port: http, path: /}, periodSeconds: 1}`))
 	c.apply(deployment("redis", 1, engines.Redis, `, readinessProbe: {tcpSocket: {port: 6379}, periodSeconds: 1}`))
 	for _, app := range []string{"web", "redis"} {

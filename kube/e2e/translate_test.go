@@ -30,7 +30,7 @@ metadata: {name: six}
 spec:
   type: IPv6
   address: "2001:db8:1::1"
-  ports: 32000-32999
+  ports: 32000-32767
   destinations: [{cidr: "2001:db8:1::2/128", ports: "6379"}]
   resolvers: ["[2001:db8:1::2]:53"]
   allowedPods: [{namespaceSelector: {matchLabels: {team: shop}}}]

@@ -20,7 +20,7 @@ import (
 )
 
 // pages are the documents for users.
-var pages = []string{"README.md", "docs/RUNTIME.md", "docs/CONFIG.md", "docs/CHARGE.md", "docs/DENSITY.md", "docs/VM.md", "examples/README.md"}
+var pages = []string{"README.md", "docs/RUNTIME.md", "docs/KUBERNETES.md", "docs/CONFIG.md", "docs/CHARGE.md", "docs/DENSITY.md", "docs/VM.md", "examples/README.md"}
 
 // block is a fenced block of a page.
 type block struct {

@@ -25,10 +25,10 @@ func (e notLoadedError) Error() string {
 	switch {
 	case len(e.Missing) > 0:
 		return fmt.Sprintf("%s does not have the runtimes that were added to it (%s): see the log of the container install, "+
-			"and delete this pod, which adds them again; if a program generates the file, its template has to have them (docs/RUNTIME.md)",
+			"and delete this pod, which adds them again; if a program generates the file, its template has to have them (docs/KUBERNETES.md)",
 			e.File, strings.Join(e.Missing, ", "))
 	case e.File == "":
-		return fmt.Sprintf("containerd does not know the runtimes %s: add them to its configuration (docs/RUNTIME.md), and %s", names, restart)
+		return fmt.Sprintf("containerd does not know the runtimes %s: add them to its configuration (docs/KUBERNETES.md), and %s", names, restart)
 	case e.Restarted:
 		return fmt.Sprintf("%s %s in %s. A restart by systemd was begun once for these tables, and is not begun again: %s. "+
 			"If that does not help, containerd's log says why, or containerd config dump shows that it reads another file, or that a file of imports replaces the table",
