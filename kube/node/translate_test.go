@@ -17,6 +17,11 @@ import (
 )
 
 const translated = `
+apiVersion: node.k8s.io/v1
+kind: RuntimeClass
+metadata: {name: tsugiki-translate}
+handler: tsugiki-translate
+---
 apiVersion: tsugiki.dev/v1alpha1
 kind: GraftEndpoint
 metadata: {name: six}
