@@ -103,14 +103,13 @@ static bool shim_is_host_first(const struct board *b, int family)
 	return b->host_first & (family == SHIM_INET ? BOARD_HOST_FIRST_4 : BOARD_HOST_FIRST_6);
 }
 
-/* Notes where a socket that was made on the host first is connected to, if it is one of TCP. */
-static void shim_note(int number, const struct board *b, const struct board_address *to,
-		      bool in_place)
+/* Notes that a socket is connected to the container's own namespace or to the host's side, if
+ * sockets of its family are made on the host first and it is one of TCP. */
+static void shim_note(int number, const struct board *b, bool is4, bool own, bool in_place)
 {
-	int family = to->is4 ? SHIM_INET : SHIM_INET6, type = 0;
-	struct habit *h = &shim_habits[to->is4];
+	int family = is4 ? SHIM_INET : SHIM_INET6, type = 0;
+	struct habit *h = &shim_habits[is4];
 	unsigned int length = sizeof(type);
-	bool own = to->where == BOARD_OWN;
 
 	if (shim_is_host_first(b, family) && habit_is_told(h, own, in_place) &&
 	    KERNEL5(__NR_getsockopt, number, SHIM_SOL_SOCKET, SHIM_SO_TYPE, &type, &length) == 0 &&
@@ -118,15 +117,20 @@ static void shim_note(int number, const struct board *b, const struct board_addr
 		habit_note(h, own, in_place);
 }
 
-static bool shim_in_place(int number, const struct board *b, const struct board_address *to)
+static bool shim_in_place(int number, const struct board *b, const struct board_address *to,
+			  struct shim_asked *asked)
 {
 	struct board_place place = board_place_for(b, to);
 	bool lies = place.verdict == BOARD_IN_PLACE;
 
 	if (place.verdict == BOARD_LOOK)
 		lies = shim_netns(number) == place.netns;
-	if (place.verdict != BOARD_ASK)
-		shim_note(number, b, to, lies);
+	if (place.verdict != BOARD_ASK) {
+		shim_note(number, b, to->is4, to->where == BOARD_OWN, lies);
+	} else if (asked != NULL && to->where == BOARD_OWN) {
+		asked->is4 = to->is4;
+		asked->netns = shim_netns(number);
+	}
 	return lies && !(place.unbound && place.verdict == BOARD_LOOK && shim_is_bound(number));
 }
 
@@ -172,7 +176,16 @@ uint64_t shim_socket_mark(int family, int type, int protocol)
 		       : MARK_ASK;
 }
 
-uint64_t shim_mark(int number, const void *address, size_t length)
+void shim_learn(int number, const struct shim_asked *asked)
+{
+	const struct board *b = atomic_load(&shim_mapped); /* not NULL if ASKED is filled in */
+	uint64_t now = asked->netns == 0 ? 0 : shim_netns(number);
+
+	if (now != 0)
+		shim_note(number, b, asked->is4, now == b->own, now == asked->netns);
+}
+
+uint64_t shim_mark(int number, const void *address, size_t length, struct shim_asked *asked)
 {
 	const struct board *b = shim_board();
 	struct board_address to;
@@ -190,5 +203,5 @@ uint64_t shim_mark(int number, const void *address, size_t length)
 	to = board_look_up(b, BOARD_SIZE, address, length);
 	if (to.where == BOARD_NO_IP)
 		return MARK_PASS;
-	return shim_in_place(number, b, &to) ? MARK_PASS : MARK_ASK;
+	return shim_in_place(number, b, &to, asked) ? MARK_PASS : MARK_ASK;
 }

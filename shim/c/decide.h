@@ -13,9 +13,21 @@
  * and no more after some failures. */
 const struct board *shim_board(void);
 
+/* A connect to the container's own addresses that may lead to the host: only the supervisor knows.
+ */
+struct shim_asked {
+	uint64_t netns; /* where the socket was before; 0: the call is no such connect */
+	bool is4;
+};
+
 /* Returns the mark for a call with a destination: MARK_PASS if the gate would let the kernel carry
- * on, because the socket is where the destination lies; else MARK_ASK. */
-uint64_t shim_mark(int number, const void *address, size_t length);
+ * on, because the socket is where the destination lies; else MARK_ASK. It fills ASKED in, unless
+ * that is NULL. */
+uint64_t shim_mark(int number, const void *address, size_t length, struct shim_asked *asked);
+
+/* Notes, after a connect that only the supervisor could decide, where the socket is by then: the
+ * next ones are made there (habit.h). */
+void shim_learn(int number, const struct shim_asked *asked);
 
 /* Returns the mark for socket(2): MARK_PASS if the kernel is to make the socket in the container's
  * own namespace, because the gate makes none of the family on the host, or because the socket is

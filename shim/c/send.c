@@ -83,7 +83,7 @@ long sendto(int number, const void *bytes, size_t length, int flags, const void 
 	if (address == NULL || address_length < SEND_SOCKADDR_MIN ||
 	    address_length > SEND_SOCKADDR_MAX || !send_is_decided(flags))
 		return shim_result(shim_waiting_call(__NR_sendto, plain));
-	marked[5] = (long)shim_mark(number, address, address_length);
+	marked[5] = (long)shim_mark(number, address, address_length, NULL);
 	return shim_result(shim_waiting_call(__NR_sendmsg, marked));
 }
 
@@ -93,7 +93,7 @@ static uint64_t send_mark(int number, const struct send_message *message)
 	if (!shim_readable(message, sizeof(*message)) || message->name == NULL ||
 	    message->name_length < SEND_SOCKADDR_MIN)
 		return 0;
-	return shim_mark(number, message->name, message->name_length);
+	return shim_mark(number, message->name, message->name_length, NULL);
 }
 
 long sendmsg(int number, const struct send_message *message, int flags)

@@ -76,12 +76,15 @@ int socket(int family, int type, int protocol)
 
 int connect(int number, const void *address, unsigned int length)
 {
-	long args[6] = {number, (long)address, length};
+	long args[6] = {number, (long)address, length}, result;
+	struct shim_asked asked = {0};
 
 	if (shim_translates())
 		return (int)shim_result(shim_connect_translated(number, address, length));
-	args[5] = (long)shim_mark(number, address, length);
-	return (int)shim_result(shim_waiting_call(__NR_connect, args));
+	args[5] = (long)shim_mark(number, address, length, &asked);
+	result = shim_waiting_call(__NR_connect, args);
+	shim_learn(number, &asked);
+	return (int)shim_result(result);
 }
 
 int bind(int number, const void *address, unsigned int length)

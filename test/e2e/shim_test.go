@@ -127,21 +127,38 @@ func TestShimUnknownChildren(t *testing.T) {
 	}
 }
 
-// Sockets that are made for another destination than theirs are as good as others.
+// Sockets that are made for another destination than theirs are as good as others, and a process makes
+// few: it learns from connections to the host's side, and from those to a port of its loopback whose server is
+// there (s).
 func TestBothWays(t *testing.T) {
 	t.Parallel()
 	a := newArena(t)
-	steps10, steps30 := strings.Repeat("l", 10), strings.Repeat("l", 30)
-	// With a nameable endpoint, the loopback is the container's own.
-	flags := append(hostFirst(), "--endpoint", "named type ipv4 addr "+hostAddr4+" port dynamic nameable")
-	for _, build := range []string{"dynamic", "static"} {
-		got := steps(succeed(t, a.attack(build, flags, "both-ways", steps10+"rrr"+steps30+"rrrlll", allowed4.String())))
-		want := map[string][]string{"guessed": {"some"}, "wrong guesses": {"some"}, "failed": {"0"}}
-		if build == "static" { // the gate does not guess
-			want = map[string][]string{"guessed": {"none"}, "wrong guesses": {"none"}, "failed": {"0"}}
-		}
-		if diff := cmp.Diff(want, got); diff != "" {
-			t.Errorf("%s (-want +got):\n%s", build, diff)
+	ls, ss := strings.Repeat("l", 10), strings.Repeat("s", 20)
+	for i, c := range []struct {
+		steps string
+		// The listener's port is so much higher than the server's: about those of one bit (board.h), the
+		// agent is asked.
+		apart int
+		wrong int
+	}{
+		{ls + "rrr" + ls + ls + ls + "rrrlll", 1, 2},
+		{ls + ss, 1, 1},
+		{ls + ss, 32, 1},
+	} {
+		for j, build := range []string{"dynamic", "static"} {
+			port := ingressPort + 100*(2*i+j) // one of an earlier container may be in use for a moment
+			served, loopback := fmt.Sprint("0.0.0.0:", port), fmt.Sprint("127.0.0.1:", port+c.apart)
+			// With a nameable endpoint, the loopback is the container's own.
+			flags := append(hostFirst(), "--endpoint", "named type ipv4 addr "+hostAddr4+" port dynamic nameable",
+				"--endpoint", fmt.Sprint("in type ipv4 addr 0.0.0.0 port ", port), "-i", served+"=in")
+			got := steps(succeed(t, a.attack(build, flags, "both-ways", c.steps, allowed4.String(), loopback, served)))
+			want := map[string][]string{"guessed": {"some"}, "wrong guesses": {fmt.Sprint(c.wrong)}, "failed": {"0"}}
+			if build == "static" { // the gate does not guess
+				want = map[string][]string{"guessed": {"none"}, "wrong guesses": {"0"}, "failed": {"0"}}
+			}
+			if diff := cmp.Diff(want, got); diff != "" {
+				t.Errorf("%s, %s, %d apart (-want +got):\n%s", build, c.steps, c.apart, diff)
+			}
 		}
 	}
 }

@@ -345,17 +345,18 @@ static int reach_passed(int argc, char **argv)
 	return 0;
 }
 
-/* Where sockets are made, and what they become: connections to the loopback and to ADDR. */
+/* Where sockets are made, and what they become: connections to the loopback, to a port of it whose
+ * server is on the host, and to ADDR. */
 static struct both_ways {
-	struct attack_addr loopback, remote;
-	int listener, guessed, wrong, failed;
+	struct attack_addr loopback, served, remote;
+	int listener, server, guessed, wrong, failed;
 	uint64_t own;
 } both_ways;
 
 /* Connects a socket that has an option set, and is watched by an epoll. */
-static void both_ways_once(bool to_loopback)
+static void both_ways_once(const struct attack_addr *to, int listener)
 {
-	const struct attack_addr *to = to_loopback ? &both_ways.loopback : &both_ways.remote;
+	const bool to_loopback = listener == both_ways.listener;
 	int fd = (int)attack_need("socket", socket(AF_INET, SOCK_STREAM, 0)), one = 1, is = 0;
 	int epoll = epoll_create1(EPOLL_CLOEXEC);
 	struct epoll_event event = {.events = EPOLLOUT, .data.fd = fd};
@@ -370,29 +371,44 @@ static void both_ways_once(bool to_loopback)
 		(attack_netns(fd) == both_ways.own) == to_loopback &&
 		getsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &is, &length) == 0 && is &&
 		epoll_wait(epoll, &event, 1, -1) == 1 && event.data.fd == fd;
-	if (works && to_loopback)
-		close((int)attack_need("accept", accept(both_ways.listener, NULL, NULL)));
+	if (works && listener >= 0)
+		close((int)attack_need("accept", accept(listener, NULL, NULL)));
 	both_ways.failed += !works;
 	close(epoll);
 	close(fd);
 }
 
-/* "both-ways STEPS ADDR": l is a connection to the loopback, r one to ADDR. */
+/* Returns a listener at an address, and its name in ADDR. */
+static int both_ways_listener(struct attack_addr *addr)
+{
+	int fd = (int)attack_need("socket", socket(AF_INET, SOCK_STREAM, 0));
+
+	attack_need("bind", bind(fd, &addr->sa, addr->len));
+	attack_need("listen", listen(fd, 8));
+	attack_need("name", getsockname(fd, &addr->sa, &addr->len));
+	return fd;
+}
+
+/* "both-ways STEPS ADDR LOOPBACK SERVED": l is a connection to a listener at LOOPBACK, s one by the
+ * loopback to one at SERVED, r one to ADDR. */
 static int reach_both_ways(int argc, char **argv)
 {
-	struct attack_addr *loopback = &both_ways.loopback;
-
 	both_ways.own = attack_netns(socket(AF_UNIX, SOCK_STREAM, 0));
-	both_ways.remote = attack_addr(argv[argc - 1]);
-	*loopback = attack_addr("127.0.0.1:0");
-	both_ways.listener = (int)attack_need("socket", socket(AF_INET, SOCK_STREAM, 0));
-	attack_need("bind", bind(both_ways.listener, &loopback->sa, loopback->len));
-	attack_need("listen", listen(both_ways.listener, 8));
-	attack_need("name", getsockname(both_ways.listener, &loopback->sa, &loopback->len));
-	for (const char *step = argv[0]; *step != '\0'; step++)
-		both_ways_once(*step == 'l');
+	both_ways.remote = attack_addr(argv[1]);
+	both_ways.loopback = attack_addr(argv[2]);
+	both_ways.served = attack_addr(argv[argc - 1]);
+	both_ways.server = both_ways_listener(&both_ways.served);
+	both_ways.listener = both_ways_listener(&both_ways.loopback);
+	for (const char *step = argv[0]; *step != '\0'; step++) {
+		if (*step == 'l')
+			both_ways_once(&both_ways.loopback, both_ways.listener);
+		else if (*step == 's')
+			both_ways_once(&both_ways.served, both_ways.server);
+		else
+			both_ways_once(&both_ways.remote, -1);
+	}
 	attack_note("guessed", "%s", both_ways.guessed > 0 ? "some" : "none");
-	attack_note("wrong guesses", "%s", both_ways.wrong > 0 ? "some" : "none");
+	attack_note("wrong guesses", "%d", both_ways.wrong);
 	attack_note("failed", "%d", both_ways.failed);
 	return 0;
 }
