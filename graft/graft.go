@@ -29,6 +29,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -46,8 +47,9 @@ type Engine struct {
 	// Constants of the front end, which later rules do not change.
 	hostFirst4, hostFirst6 bool
 
-	// defaultValues has, by valuesKey, the values of a new socket.
+	// defaultValues has, by valuesKey, the defaultValues of a new socket.
 	defaultValues sync.Map
+	clock         func() time.Time
 
 	// served has the Place of each service.
 	served sync.Map
@@ -99,7 +101,7 @@ type call struct {
 
 // New makes an engine that begins with the rules r.
 func New(c Config, r Rules) *Engine {
-	e := &Engine{Config: c, host: r.Host[""], sent: map[uint64]struct{}{}, guards: map[Port]int{}, own: map[Port]*ownListener{}, ownRoom: make(chan struct{}, markersMax)}
+	e := &Engine{Config: c, host: r.Host[""], clock: time.Now, sent: map[uint64]struct{}{}, guards: map[Port]int{}, own: map[Port]*ownListener{}, ownRoom: make(chan struct{}, markersMax)}
 	e.relays.make()
 	e.Update(r)
 	began := cmp.Or(c.Began, r.Table)

@@ -91,7 +91,7 @@ func (e call) insert(listener *socket, own, peer netip.AddrPort) (net.Conn, int,
 		return nil, -1, err
 	}
 	var inside net.Conn
-	if err = e.copyOptions(listener, file); err == nil {
+	if err = e.copyAllOptions(listener, file); err == nil {
 		var w waitingSocket
 		if w, err = e.wait(file, k, peer); err == nil {
 			inside, err = e.meet(w)

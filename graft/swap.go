@@ -77,7 +77,7 @@ func (e call) prepare(s *socket, file int, to Place, name rebind) error {
 			return err
 		}
 	}
-	if err := e.copyOptions(s, file); err != nil {
+	if err := e.copyAllOptions(s, file); err != nil {
 		return err
 	}
 	if err := copyFlags(s, file); err != nil {
