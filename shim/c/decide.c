@@ -178,7 +178,7 @@ uint64_t shim_socket_mark(int family, int type, int protocol)
 
 void shim_learn(int number, const struct shim_asked *asked)
 {
-	const struct board *b = shim_board();
+	const struct board *b = atomic_load(&shim_mapped); /* not NULL if ASKED is filled in */
 	uint64_t now = asked->netns == 0 ? 0 : shim_netns(number);
 
 	if (now != 0)
