@@ -1,6 +1,6 @@
 // Package cluster checks the resources of the cluster and writes their status: whether an endpoint
 // or a policy can be put in force, and whether a policy names an endpoint. It writes the EndpointSlices
-// of pods (slices.go).
+// of pods (slices.go), and compares the cluster's definitions of the resources with its own (fields.go).
 //
 // It gives nothing to a pod: nodes do, and they check for themselves. One process for the cluster is
 // enough, and leader election keeps a second one waiting. It needs the permissions of
