@@ -23,14 +23,9 @@ import (
 // TestInstall has a node without Tsugiki, and does what a user does: kubectl apply of deploy/, and what
 // docs/KUBERNETES.md says next. Then the image is replaced by another one while pods run, and at last all is taken away.
 func TestInstall(t *testing.T) {
-	c := bareCluster(t)
+	c := bareCluster(t, func(*engines.Options) {})
 	before := c.readNode(containerdConfig)
-	c.kubectl("apply", "-f", filepath.Join(kubetest.Root(t), "deploy", "crds"), "-f", c.manifests())
-
-	// The rig has no systemd that would restart containerd. The pod says what is to be done.
-	c.saysRestart(containerdConfig, "tsugiki")
-	c.restartContainerd()
-	c.daemonsReady()
+	c.install()
 	t.Run("the commands and examples of the documents", func(t *testing.T) { c.with(t).testDocumented() })
 	c.openShop()
 	c.served(c.service("web"))
@@ -42,6 +37,26 @@ func TestInstall(t *testing.T) {
 	t.Run("all is taken away", func(t *testing.T) { c.with(t).testUninstalled(before) })
 }
 
+// TestInstallOnContainerd2 has a node whose containerd has a configuration of the newest version.
+func TestInstallOnContainerd2(t *testing.T) {
+	c := bareCluster(t, func(o *engines.Options) { o.Programs, o.Migrated = kubetest.Containerd(t), true })
+	if text := c.readNode(containerdConfig); !strings.HasPrefix(text, "version = 4\n") {
+		t.Fatalf("the node has the configuration\n%s", text)
+	}
+	c.install()
+	c.testDocumented()
+}
+
+// install applies deploy/ and waits until the node has Tsugiki. The rig has no systemd that would restart
+// containerd: the pod says what is to be done.
+func (c *cluster) install() {
+	c.t.Helper()
+	c.kubectl("apply", "-f", filepath.Join(kubetest.Root(c.t), "deploy", "crds"), "-f", c.manifests())
+	c.saysRestart(containerdConfig, "tsugiki")
+	c.restartContainerd()
+	c.daemonsReady()
+}
+
 const (
 	containerdConfig = "/etc/containerd/config.toml"
 	// otherConfig is where containerd's configuration is later.
@@ -50,8 +65,8 @@ const (
 	pluginDir = "/usr/lib/cni"
 )
 
-// bareCluster is a cluster whose node has nothing of ours but two images.
-func bareCluster(t *testing.T) *cluster {
+// bareCluster is a cluster whose node has nothing of ours but two images, with other options of the rig.
+func bareCluster(t *testing.T, change func(*engines.Options)) *cluster {
 	t.Helper()
 	bin := testkit.BuildTsugiki(t)
 	if _, err := os.Stat(filepath.Join(bin, "kube", "tsugiki-kube")); err != nil {
@@ -62,7 +77,9 @@ func bareCluster(t *testing.T) *cluster {
 		t.Fatal(err)
 	}
 	c := &cluster{t: t, whole: t}
-	c.Cluster = kubetest.StartCluster(t, engines.Options{Image: image, Written: []string{"/etc", "/opt", pluginDir, "/var/lib"}})
+	o := engines.Options{Image: image, Written: []string{"/etc", "/opt", pluginDir, "/var/lib"}}
+	change(&o)
+	c.Cluster = kubetest.StartCluster(t, o)
 	c.run = c.Rig.Outside(api.RunDir)
 	for name, from := range map[string]string{"tsugiki-kube:0.1": bin, "tsugiki-kube:0.2": changed(t, bin)} {
 		c.Must("ctr", "-n", "k8s.io", "image", "import", buildImage(t, from, name))

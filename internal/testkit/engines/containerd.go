@@ -69,6 +69,12 @@ func (r *Rig) startContainerd(t testkit.TB, namespace string) {
 	}
 	files["/etc/containerd/config.toml"] = fmt.Sprintf(containerdConfig, r.dir, ImageName, runtimes.String(), r.pluginFolder(t), r.Containerd)
 	r.configure(t, files)
+	if r.Migrated {
+		const migrate = `containerd --config "$0" config migrate >"$0.new" && mv "$0.new" "$0"`
+		if _, err := r.run("sh", "-c", migrate, "/etc/containerd/config.toml"); err != nil {
+			t.Fatalf("%v", err)
+		}
+	}
 	r.daemon(t, func() error {
 		_, err := r.run("ctr", "version")
 		return err

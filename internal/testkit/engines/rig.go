@@ -52,6 +52,8 @@ type Options struct {
 	Programs map[string]string
 	// Containerd is more of containerd's configuration.
 	Containerd string
+	// Migrated has containerd's configuration be of the newest version that containerd knows.
+	Migrated bool
 	// CRIO is the folder of CRI-O's programs, crio and pinns, which Debian has not. It is for "crio".
 	CRIO string
 	// Files are what the rig's /etc has besides the machine's, by path.
