@@ -46,7 +46,7 @@ func goClient(args []string, stdout io.Writer) error {
 	s.Connect = microseconds(first)
 	var stop, measuring atomic.Bool
 	took := make([][]time.Duration, atOnce)
-	errs := make(chan error, atOnce)
+	errs, counted := make(chan error, atOnce), make(chan struct{}, 1)
 	var all sync.WaitGroup
 	for i := range atOnce {
 		all.Add(1)
@@ -60,6 +60,10 @@ func goClient(args []string, stdout io.Writer) error {
 				}
 				if measuring.Load() {
 					took[i] = append(took[i], d)
+					select {
+					case counted <- struct{}{}:
+					default:
+					}
 				}
 			}
 		}()
@@ -72,6 +76,11 @@ func goClient(args []string, stdout io.Writer) error {
 	began := time.Now()
 	measuring.Store(true)
 	time.Sleep(duration)
+	select {
+	case <-counted: // one at least, as netdrive counts, where others have the machine
+	case err := <-errs:
+		return err
+	}
 	measuring.Store(false)
 	s.Seconds = time.Since(began).Seconds()
 	after, err := machineCPU()

@@ -28,12 +28,14 @@ func TestMain(m *testing.M) {
 	os.Exit(m.Run())
 }
 
-// rig has a bundle with busybox, runc with directories of its own, and an agent.
+// rig has a bundle with busybox, runc with directories of its own, and an agent. Its temp is where
+// the wrapper makes temporary files.
 type rig struct {
 	t      *testing.T
 	agent  *testAgent
 	bundle string
 	root   string
+	temp   string
 	id     string
 }
 
@@ -43,7 +45,7 @@ func newRig(t *testing.T, command ...string) *rig {
 		t.Skip("skip: needs root")
 	}
 	busybox, _ := testkit.Program(t, "busybox"), testkit.Program(t, "runc")
-	r := &rig{t: t, agent: startAgent(t), bundle: t.TempDir(), root: t.TempDir()}
+	r := &rig{t: t, agent: startAgent(t), bundle: t.TempDir(), root: t.TempDir(), temp: t.TempDir()}
 	r.id = fmt.Sprintf("oci-test-%d-%d", os.Getpid(), time.Now().UnixNano())
 	bin := filepath.Join(r.bundle, "rootfs/bin")
 	if err := os.MkdirAll(bin, 0o755); err != nil {
@@ -109,7 +111,7 @@ func (r *rig) edit(f func(*specs.Spec)) {
 func (r *rig) command(args ...string) *exec.Cmd {
 	cmd := exec.Command("/proc/self/exe", append([]string{"--root", r.root}, args...)...)
 	cmd.Dir = r.bundle
-	cmd.Env = append(os.Environ(), asWrapper+"=1", "TSUGIKI_AGENT="+filepath.Join(r.agent.dir, "agent.sock"))
+	cmd.Env = append(os.Environ(), asWrapper+"=1", "TMPDIR="+r.temp, "TSUGIKI_AGENT="+filepath.Join(r.agent.dir, "agent.sock"))
 	return cmd
 }
 
@@ -224,7 +226,7 @@ func TestCreateExecDelete(t *testing.T) {
 	if !strings.HasPrefix(out, "/dev/tsugiki/preload/$LIB/libtsugiki.so\n") || r.agent.asks(unix.SYS_SOCKET) == before {
 		t.Errorf("exec: asked %d times, then %d: %s", before, r.agent.asks(unix.SYS_SOCKET), out)
 	}
-	if left, err := filepath.Glob(filepath.Join(os.TempDir(), "tsugiki-process-*")); err != nil || left != nil {
+	if left, err := filepath.Glob(filepath.Join(r.temp, "tsugiki-process-*")); err != nil || left != nil {
 		t.Errorf("left behind: %v", left)
 	}
 	out, status = r.run("exec", r.id, "sh", "-c", "echo $LD_PRELOAD; exit 3")

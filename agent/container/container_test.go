@@ -86,7 +86,7 @@ func needRoot(t *testing.T) {
 }
 
 var someRules = api.Rules{
-	Endpoints: []string{"in type ipv4 addr 127.0.0.1 port 20080", "out type ipv4 addr 0.0.0.0 port dynamic", "u type unix path /run/u"},
+	Endpoints: []string{"in type ipv4 addr 127.0.0.1 port 20180", "out type ipv4 addr 0.0.0.0 port dynamic", "u type unix path /run/u"},
 	Ingress:   []string{"0.0.0.0:8080=in", "0.0.0.0:9000-9009=127.0.0.1", "0.0.0.0:70=u"},
 	Egress:    []string{"198.51.100.0/24=out", "203.0.113.0/24=u"},
 }
@@ -98,13 +98,13 @@ func TestPrepare(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := []ports.Reservation{{Netns: c.host[""].Cookie(), At: netip.MustParseAddrPort("127.0.0.1:20080")}}
+	want := []ports.Reservation{{Netns: c.host[""].Cookie(), At: netip.MustParseAddrPort("127.0.0.1:20180")}}
 	if len(o.reserved) != 1 || !slices.Equal(o.reserved[0], want) || len(o.saved) != 0 {
 		t.Errorf("reserved %v, want %v; saved %v", o.reserved, want, o.saved)
 	}
 	c.refresh()
 	shown := Shown{
-		Ports:  []string{"127.0.0.1:20080->0.0.0.0:8080", "127.0.0.1:9000-9009->0.0.0.0:9000-9009", "/run/u->0.0.0.0:70"},
+		Ports:  []string{"127.0.0.1:20180->0.0.0.0:8080", "127.0.0.1:9000-9009->0.0.0.0:9000-9009", "/run/u->0.0.0.0:70"},
 		Egress: []string{"198.51.100.0/24->0.0.0.0", "203.0.113.0/24->/run/u"},
 	}
 	got := c.Show()
@@ -237,7 +237,7 @@ func TestFilterOptions(t *testing.T) {
 		"a rule":                      {api.Rules{Egress: []string{"0.0.0.0/0=0.0.0.0"}}, filter.Options{Mode: filter.Auto}, true},
 		"seccomp alone":               {api.Rules{Mode: "seccomp", Egress: []string{"0.0.0.0/0=0.0.0.0"}}, filter.Options{Mode: filter.Seccomp}, false},
 		"a nameable endpoint":         {api.Rules{Endpoints: []string{"x type unix path /x nameable"}}, filter.Options{Mode: filter.Auto, AFGraft: true}, true},
-		"the container's own address": {api.Rules{Ingress: []string{"0.0.0.0:80+own=127.0.0.1:20080"}}, filter.Options{Mode: filter.Auto, Accepts: true}, true},
+		"the container's own address": {api.Rules{Ingress: []string{"0.0.0.0:80+own=127.0.0.1:20180"}}, filter.Options{Mode: filter.Auto, Accepts: true}, true},
 		"another endpoint":            {api.Rules{Endpoints: []string{"x type unix path /x"}}, filter.Options{Mode: filter.Auto, AFGraft: true}, true},
 	} {
 		c, _, err := prepared(t, tt.texts)

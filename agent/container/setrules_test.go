@@ -61,11 +61,12 @@ func parsed(t *testing.T, texts api.Rules) rules.Rules {
 	return r
 }
 
-// The endpoints of these tests.
+// The endpoints of these tests. They bind ports of the machine's loopback; tests of agent/daemon, which
+// may run at the same time, bind others.
 const (
-	webA  = "web type ipv4 addr 127.0.0.1 port 20080"
-	webB  = "web type ipv4 addr 127.0.0.2 port 20080"
-	other = "other type ipv4 addr 127.0.0.1 port 20081"
+	webA  = "web type ipv4 addr 127.0.0.1 port 20180"
+	webB  = "web type ipv4 addr 127.0.0.2 port 20180"
+	other = "other type ipv4 addr 127.0.0.1 port 20181"
 	out   = "out type ipv4 addr 0.0.0.0 port dynamic"
 )
 

@@ -20,9 +20,9 @@ import (
 
 // Endpoints that programs may name.
 const (
-	namedA = "named type ipv4 addr 127.0.0.1 port 20090 nameable"
-	namedB = "named type ipv4 addr 127.0.0.2 port 20090 nameable"
-	asWell = "aswell type ipv4 addr 127.0.0.1 port 20091 nameable"
+	namedA = "named type ipv4 addr 127.0.0.1 port 20190 nameable"
+	namedB = "named type ipv4 addr 127.0.0.2 port 20190 nameable"
+	asWell = "aswell type ipv4 addr 127.0.0.1 port 20191 nameable"
 )
 
 // Whichever save fails, a container has all of the rules that are wanted, or those before; also where endpoints move
@@ -30,7 +30,7 @@ const (
 func TestSetRulesWhichever(t *testing.T) {
 	const in = "0.0.0.0:80=web"
 	c, o := made(t, ruled([]string{webA, namedA, asWell}, []string{in}))
-	want := parsed(t, ruled([]string{webB, namedB, "aswell type ipv4 addr 127.0.0.2 port 20091 nameable"}, []string{in}))
+	want := parsed(t, ruled([]string{webB, namedB, "aswell type ipv4 addr 127.0.0.2 port 20191 nameable"}, []string{in}))
 	before, table := c.ListEndpoints(), c.table
 	o.fails = unix.ENOSPC
 	for succeed := 0; ; succeed++ {

@@ -27,11 +27,13 @@ import (
 // joinPatience is how long the daemon may take to attach a program.
 const joinPatience = 30 * time.Second
 
-// retracePause is the pause between attempts to follow a container again. followPatience is how
-// long the daemon may take to report its last decisions.
+// retracePause is the pause between attempts to follow a container again. A daemon that has removed
+// the container may take as long as followPatience to report its last decisions, as for any answer
+// (api.requestLimit). One that has not answered is given awayPatience.
 const (
 	retracePause   = 200 * time.Millisecond
-	followPatience = 2 * time.Second
+	followPatience = 30 * time.Second
+	awayPatience   = 2 * time.Second
 )
 
 // answerMax is larger than any answer of the daemon to a listener, in bytes.
@@ -47,8 +49,10 @@ type Joined struct {
 	process *launch.Process
 	signals chan os.Signal
 	// followed is closed when all decisions about the container have been logged; nil if they are
-	// not wanted. unfollow ends the following.
+	// not wanted. After gone, no other daemon is asked about the container. unfollow ends the
+	// following.
 	followed chan struct{}
+	gone     func()
 	unfollow func()
 }
 
@@ -199,11 +203,12 @@ func (j *Joined) follow(log slog.Handler) error {
 		cancel()
 		return err
 	}
-	j.unfollow, j.followed = cancel, make(chan struct{})
+	there, gone := context.WithCancel(ctx)
+	j.unfollow, j.gone, j.followed = cancel, gone, make(chan struct{})
 	go func() {
 		defer close(j.followed)
-		for err := api.Relog(lines, log); err != nil && ctx.Err() == nil; err = api.Relog(lines, log) {
-			if lines, err = j.retrace(ctx); err != nil {
+		for err := api.Relog(lines, log); err != nil && there.Err() == nil; err = api.Relog(lines, log) {
+			if lines, err = j.retrace(ctx, there); err != nil {
 				return
 			}
 		}
@@ -211,8 +216,9 @@ func (j *Joined) follow(log slog.Handler) error {
 	return nil
 }
 
-// retrace waits for a daemon that has the container.
-func (j *Joined) retrace(ctx context.Context) (io.ReadCloser, error) {
+// retrace waits for a daemon that has the container, which there is until a context ends. The trace
+// ends with ctx.
+func (j *Joined) retrace(ctx, there context.Context) (io.ReadCloser, error) {
 	again := time.NewTicker(retracePause)
 	defer again.Stop()
 	for {
@@ -222,8 +228,8 @@ func (j *Joined) retrace(ctx context.Context) (io.ReadCloser, error) {
 		}
 		select {
 		case <-again.C:
-		case <-ctx.Done():
-			return nil, ctx.Err()
+		case <-there.Done():
+			return nil, there.Err()
 		}
 	}
 }
@@ -231,30 +237,35 @@ func (j *Joined) retrace(ctx context.Context) (io.ReadCloser, error) {
 // Close kills the processes that the program has left running, and has the daemon remove the
 // container. If there is no daemon now, the next one removes the container.
 func (j *Joined) Close() error {
-	err := j.close()
-	if j.followed == nil {
-		return err
+	removed, err := j.client.Remove(j.name, j.id)
+	away := errors.Is(err, api.ErrNoAgent)
+	switch {
+	case away:
+		err = j.group.Kill()
+	case errors.Is(err, api.ErrNotFound):
+		err = nil
 	}
+	if j.followed != nil {
+		j.awaitFollowed(err == nil && !away)
+	} else if removed.Cause != "" { // else the trace has logged it
+		j.log.Warn(removed.Cause)
+	}
+	return err
+}
+
+// awaitFollowed waits until all decisions about the container have been logged. The trace of a daemon
+// ends with the container or with the daemon.
+func (j *Joined) awaitFollowed(removed bool) {
 	defer j.unfollow()
-	wait := time.NewTimer(followPatience)
+	patience := awayPatience
+	if removed {
+		j.gone()
+		patience = followPatience
+	}
+	wait := time.NewTimer(patience)
 	defer wait.Stop()
 	select {
 	case <-j.followed:
 	case <-wait.C: // no daemon reports the rest
 	}
-	return err
-}
-
-func (j *Joined) close() error {
-	removed, err := j.client.Remove(j.name, j.id)
-	if removed.Cause != "" && j.followed == nil { // else the trace has logged it
-		j.log.Warn(removed.Cause)
-	}
-	if errors.Is(err, api.ErrNotFound) {
-		return nil
-	}
-	if errors.Is(err, api.ErrNoAgent) {
-		return j.group.Kill()
-	}
-	return err
 }

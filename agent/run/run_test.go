@@ -1,11 +1,13 @@
 package run
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"io"
 	"log/slog"
 	"net"
+	"net/http"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -179,6 +181,58 @@ func TestHandListener(t *testing.T) {
 		}
 		if s := <-got; s.Metadata != "the token" || s.Pid != 7 || len(s.Fds) != 1 || s.Fds[0] != specs.SeccompFdName {
 			t.Errorf("%+v was sent", s)
+		}
+	}
+}
+
+// The last decisions are awaited from a daemon that has removed the container, but not from another
+// one when this one ends.
+func TestCloseFollows(t *testing.T) {
+	for _, ends := range []bool{false, true} {
+		l, err := net.Listen("unix", filepath.Join(t.TempDir(), "agent.sock"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		removed := make(chan struct{})
+		mux := http.NewServeMux()
+		mux.HandleFunc("GET /v1/containers/c/trace", func(w http.ResponseWriter, _ *http.Request) {
+			select {
+			case <-removed:
+				w.WriteHeader(http.StatusServiceUnavailable)
+				return
+			default:
+			}
+			_ = http.NewResponseController(w).Flush() // the trace begins
+			<-removed
+			_, _ = io.WriteString(w, `{"level":"WARN","msg":"the last"}`+"\n")
+			if ends {
+				panic(http.ErrAbortHandler)
+			}
+		})
+		mux.HandleFunc("DELETE /v1/containers/c", func(w http.ResponseWriter, _ *http.Request) {
+			w.WriteHeader(http.StatusNoContent)
+			close(removed)
+		})
+		server := &http.Server{Handler: mux}
+		go func() { _ = server.Serve(l) }() // until server.Close
+		var log bytes.Buffer
+		j := &Joined{client: api.Dial(l.Addr().String()), name: "c", id: "id"}
+		if err := j.follow(slog.NewTextHandler(&log, nil)); err != nil {
+			t.Fatal(err)
+		}
+		if err := j.Close(); err != nil {
+			t.Error(err)
+		}
+		select {
+		case <-j.followed:
+			if !ends && !strings.Contains(log.String(), "the last") {
+				t.Errorf("it says %q", &log)
+			}
+		default:
+			t.Error("it is still followed")
+		}
+		if err := server.Close(); err != nil {
+			t.Error(err)
 		}
 	}
 }

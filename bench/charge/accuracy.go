@@ -56,7 +56,8 @@ func (s *session) measureAccuracy(ctx context.Context, v variant, c command, quo
 	return nil
 }
 
-// observe reads a container's clocks at both ends of a measurement.
+// observe reads a container's clocks at both ends of a measurement. It ends when the container and
+// its logger have run.
 func (s *session) observe(ctx context.Context, c *container) (before, after clocks, err error) {
 	if err = s.ready(ctx, c); err != nil {
 		return before, after, err
@@ -67,9 +68,18 @@ func (s *session) observe(ctx context.Context, c *container) (before, after cloc
 	if err = sleep(ctx, s.duration); err != nil {
 		return before, after, err
 	}
-	after, err = c.read()
+	err = s.node.await(ctx, "work of container "+c.id, func() (err error) {
+		after, err = c.read()
+		after.at = time.Now()
+		if err == nil && (after.container <= before.container || after.logger <= before.logger) {
+			err = errNothing
+		}
+		return err
+	})
 	return before, after, err
 }
+
+var errNothing = errors.New("it has done nothing since the measurement began")
 
 // ready waits until the agent, if there is one, charges containers, and then for things
 // to settle.

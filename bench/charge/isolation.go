@@ -8,7 +8,6 @@ import (
 	"io"
 	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
 	"time"
 
@@ -89,12 +88,11 @@ func (s *session) measureIsolation(ctx context.Context, c command, n int) (r sys
 	return s.node.sysbench(ctx, quota, s.duration)
 }
 
-// sysbench runs the benchmark in a container that runc makes, a second longer than it
-// is looked at.
+// sysbench runs the benchmark in a container that runc makes, until it has been looked at.
 func (n *node) sysbench(ctx context.Context, quota, d time.Duration) (r sysbenchRun, err error) {
 	const id = "bench"
 	dir := filepath.Join(n.dir, id)
-	if err := n.bundle(dir, id, quota, sysbenchArgs(d+time.Second)); err != nil {
+	if err := n.bundle(dir, id, quota, sysbenchArgs); err != nil {
 		return r, err
 	}
 	cmd := n.rig.Command(ctx, "runc", "run", "--bundle", dir, id)
@@ -106,40 +104,57 @@ func (n *node) sysbench(ctx context.Context, quota, d time.Duration) (r sysbench
 	if err := cmd.Start(); err != nil {
 		return r, fmt.Errorf("start sysbench: %w", err)
 	}
-	defer func() { err = errors.Join(err, cmd.Wait(), os.RemoveAll(dir)) }()
+	defer func() {
+		kill := n.do(ctx, "runc", "kill", id, "KILL")
+		if kill != nil {
+			_ = cmd.Process.Kill() // or it has ended
+		}
+		_ = cmd.Wait() // it says that sysbench was killed
+		err = errors.Join(err, kill, os.RemoveAll(dir))
+	}()
 	return n.follow(stdout, n.containers()+"/"+id, d)
 }
 
-func sysbenchArgs(d time.Duration) []string {
-	return []string{
-		"/bin/sysbench", "cpu", "--threads=1", "--cpu-max-prime=10000",
-		"--time=" + strconv.Itoa(int(d.Seconds())), "run",
-	}
+// sysbenchArgs run the benchmark until it is killed. It prints its events of each second.
+var sysbenchArgs = []string{
+	"/bin/sysbench", "cpu", "--threads=1", "--cpu-max-prime=10000", "--time=0", "--report-interval=1", "run",
 }
 
-// follow reads what sysbench prints, and the clock of its group while it runs.
+// follow reads what sysbench prints, and the clock of its group, for so long at least, and until
+// both have counted something.
 func (n *node) follow(stdout io.Reader, group string, d time.Duration) (r sysbenchRun, err error) {
-	lines := bufio.NewScanner(stdout)
+	clock, lines := n.groups.clock(group), bufio.NewScanner(stdout)
+	var began time.Time
+	var before time.Duration
+	var seconds []float64
 	for lines.Scan() {
-		key, value, _ := strings.Cut(strings.TrimSpace(lines.Text()), ":")
-		switch key {
-		case "Threads started!":
+		if strings.TrimSpace(lines.Text()) == "Threads started!" {
 			if err := n.introduce(group); err != nil {
 				return r, err
 			}
-			if r.share, err = n.observeShare(group, d); err != nil {
+			began = time.Now()
+			if before, err = clock.Elapsed(); err != nil {
 				return r, err
 			}
-		case "events per second":
-			if r.events, err = strconv.ParseFloat(strings.TrimSpace(value), 64); err != nil {
-				return r, fmt.Errorf("sysbench says %q: %w", lines.Text(), err)
-			}
+		}
+		more, err := eventsOfSeconds(lines.Bytes())
+		if err != nil {
+			return r, err
+		}
+		seconds = append(seconds, more...)
+		if len(seconds) == 0 || time.Since(began) < d {
+			continue
+		}
+		after, err := clock.Elapsed()
+		if err != nil {
+			return r, err
+		}
+		r = sysbenchRun{events: mean(seconds), share: share(before, after, time.Since(began))}
+		if r.events > 0 && r.share > 0 {
+			return r, nil
 		}
 	}
-	if r.events <= 0 || r.share <= 0 {
-		return r, errors.Join(lines.Err(), fmt.Errorf("sysbench measured nothing\n%s", n.lastSaid()))
-	}
-	return r, lines.Err()
+	return r, errors.Join(lines.Err(), fmt.Errorf("sysbench measured nothing\n%s", n.lastSaid()))
 }
 
 // introduce has the agent, if there is one, know a container that runc has made by
@@ -150,18 +165,6 @@ func (n *node) introduce(group string) error {
 		return nil
 	}
 	return n.client.Charge(group, "bench", time.Microsecond)
-}
-
-// observeShare is what a group takes of the CPU from now on.
-func (n *node) observeShare(group string, d time.Duration) (float64, error) {
-	started := time.Now()
-	before, err := n.groups.clock(group).Elapsed()
-	if err != nil {
-		return 0, err
-	}
-	time.Sleep(d)
-	after, err := n.groups.clock(group).Elapsed()
-	return share(before, after, time.Since(started)), err
 }
 
 // bundle makes a bundle whose file system is that of all containers.

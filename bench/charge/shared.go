@@ -92,11 +92,23 @@ func (s *session) compareShared(ctx context.Context, v variant, boxes []*contain
 	if err != nil {
 		return err
 	}
-	wall := time.Since(started)
-	after, allAfter, err := readParts(boxes, daemon)
+	var after []parts
+	var allAfter time.Duration
+	err = s.node.await(ctx, "work of all containers", func() (err error) {
+		if after, allAfter, err = readParts(boxes, daemon); err != nil {
+			return err
+		}
+		for i := range boxes {
+			if after[i].own <= before[i].own || after[i].daemon <= before[i].daemon {
+				return errNothing
+			}
+		}
+		return nil
+	})
 	if err != nil {
 		return err
 	}
+	wall := time.Since(started)
 	var known time.Duration
 	for i := range boxes {
 		known += after[i].daemon - before[i].daemon

@@ -123,7 +123,7 @@ func (n *node) flood(ctx context.Context) (stop func(), err error) {
 }
 
 // sysbenches runs one in each container's namespace, all at once, and takes what they do
-// when they have settled, and before any of them ends.
+// when they have settled.
 func (s *session) sysbenches(ctx context.Context) (results []sysbenchRun, err error) {
 	var boxes []*container
 	defer func() { err = errors.Join(err, stopAll(boxes)) }()
@@ -133,7 +133,7 @@ func (s *session) sysbenches(ctx context.Context) (results []sysbenchRun, err er
 		box, err := s.node.start(ctx, containerOptions{
 			id: id, quota: softirqQuota, log: "file://" + filepath.Join(logs, id),
 			flags: []string{"--with-ns", "network:" + ns.Path()},
-			args:  append(sysbenchArgs(startLimit+s.settle+s.duration), "--report-interval=1"),
+			args:  sysbenchArgs,
 		})
 		if box != nil {
 			boxes = append(boxes, box)
@@ -163,8 +163,8 @@ func (s *session) sysbenches(ctx context.Context) (results []sysbenchRun, err er
 		// On a busy machine the line of a second comes later than after a second.
 		err := s.node.await(ctx, "sysbench of "+box.id, func() (err error) {
 			now, seconds, err = box.progress(logs)
-			if err == nil && len(seconds) <= done[i] {
-				err = errors.New("it has printed nothing since the measurement began")
+			if err == nil && (sum(seconds[done[i]:]) == 0 || now.container == before[i].container) {
+				err = errNothing
 			}
 			return err
 		})
@@ -185,18 +185,18 @@ func (c *container) progress(logs string) (clocks, []float64, error) {
 	if err != nil {
 		return now, nil, err
 	}
-	seconds, err := eventsOfSeconds(filepath.Join(logs, c.id))
+	data, err := os.ReadFile(filepath.Join(logs, c.id))
+	if err != nil {
+		return now, nil, err
+	}
+	seconds, err := eventsOfSeconds(data)
 	return now, seconds, err
 }
 
 var eventsPerSecond = regexp.MustCompile(`eps: ([0-9.]+)`)
 
-// eventsOfSeconds is what a sysbench has printed of each second by now.
-func eventsOfSeconds(log string) ([]float64, error) {
-	data, err := os.ReadFile(log)
-	if err != nil {
-		return nil, err
-	}
+// eventsOfSeconds is what a sysbench has printed of each second.
+func eventsOfSeconds(data []byte) ([]float64, error) {
 	var events []float64
 	for _, found := range eventsPerSecond.FindAllSubmatch(data, -1) {
 		n, err := strconv.ParseFloat(string(found[1]), 64)
@@ -208,10 +208,11 @@ func eventsOfSeconds(log string) ([]float64, error) {
 	return events, nil
 }
 
-func mean(list []float64) float64 {
-	var sum float64
+func mean(list []float64) float64 { return sum(list) / float64(len(list)) }
+
+func sum(list []float64) (total float64) {
 	for _, n := range list {
-		sum += n
+		total += n
 	}
-	return sum / float64(len(list))
+	return total
 }

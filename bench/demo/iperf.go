@@ -23,12 +23,18 @@ var errNothing = errors.New("nothing was received")
 
 // iperf is one TCP stream of iperf3, from the client to the remote.
 func iperf(r *modes.Runner, duration time.Duration) modes.Load {
-	var server *testkit.Cmd
-	start := func(ctx context.Context) (err error) {
-		server, err = r.Serve(ctx, modes.Host, "tcp", []uint16{iperfPort}, "iperf3", "--server", "--port", strconv.Itoa(iperfPort))
-		return err
-	}
 	once := func(ctx context.Context, mode modes.Mode, add func(measure.Metric, float64)) error {
+		// A server that is not through with a client refuses the next one, so each has its own.
+		ctx, stop := context.WithCancel(ctx)
+		defer stop()
+		server, err := r.Serve(ctx, modes.Host, "tcp", []uint16{iperfPort}, "iperf3", "--server", "--port", strconv.Itoa(iperfPort))
+		if err != nil {
+			return err
+		}
+		defer func() {
+			stop()
+			_ = server.Wait() // killed
+		}()
 		before, err := readClocks(server)
 		if err != nil {
 			return err
@@ -62,7 +68,7 @@ func iperf(r *modes.Runner, duration time.Duration) modes.Load {
 		}
 		return err
 	}
-	return modes.Load{Name: "iperf3", Pin: modes.Apart, Start: start, Run: run}
+	return modes.Load{Name: "iperf3", Pin: modes.Apart, Run: run}
 }
 
 // clocks are CPU times.

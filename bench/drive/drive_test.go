@@ -26,15 +26,15 @@ func TestDecode(t *testing.T) {
 // TestDriver runs every test of netdrive over IPv6 in a namespace.
 func TestDriver(t *testing.T) {
 	testkit.Program(t, "gcc")
-	ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
-	defer cancel()
-	driver, err := netdrive.Build(ctx, t.TempDir())
+	driver, err := netdrive.Build(t.Context(), t.TempDir())
 	if err != nil {
 		t.Fatal(err)
 	}
 	top := testkit.Build(t, testkit.Options{})
 	for _, test := range Tests {
 		t.Run(test.Name, func(t *testing.T) {
+			ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
+			defer cancel()
 			address := []string{test.Name, testkit.RemoteAddr6.String(), "7000", "-s", "100"}
 			server := top.Remote.Command(ctx, driver, append([]string{"server"}, address...)...)
 			if err := server.Start(); err != nil {

@@ -15,8 +15,6 @@ import (
 func measure(t *testing.T, name string, o *sweep.Options) []sweep.Sample {
 	t.Helper()
 	t.Setenv(binEnv, testkit.BuildTsugiki(t))
-	ctx, cancel := context.WithTimeout(context.Background(), 2*testkit.Patience)
-	t.Cleanup(cancel)
 	p := plan(t, name, o)
 	p.Rig.Dir = t.TempDir()
 	r, err := rig.New(p.Rig)
@@ -29,7 +27,7 @@ func measure(t *testing.T, name string, o *sweep.Options) []sweep.Sample {
 		}
 	})
 	if p.Prepare != nil {
-		if err := p.Prepare(ctx, r); err != nil {
+		if err := p.Prepare(limited(t), r); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -40,7 +38,7 @@ func measure(t *testing.T, name string, o *sweep.Options) []sweep.Sample {
 			t.Errorf("step %s is there twice", s.Key)
 		}
 		keys[s.Key] = true
-		more, err := s.Run(ctx, &sweep.Env{Rig: r, Log: slog.New(slog.DiscardHandler)})
+		more, err := s.Run(limited(t), &sweep.Env{Rig: r, Log: slog.New(slog.DiscardHandler)})
 		if err != nil {
 			t.Fatalf("step %s: %v", s.Key, err)
 		}
@@ -53,6 +51,13 @@ func measure(t *testing.T, name string, o *sweep.Options) []sweep.Sample {
 		samples = append(samples, more...)
 	}
 	return samples
+}
+
+func limited(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(t.Context(), 2*testkit.Patience)
+	t.Cleanup(cancel)
+	return ctx
 }
 
 func plan(t *testing.T, name string, o *sweep.Options) *sweep.Plan {

@@ -27,10 +27,9 @@ func program(t *testing.T) string {
 	return filepath.Join(testkit.BuildTsugiki(t), Program)
 }
 
+// command prepares the program, which ends with the test.
 func command(t *testing.T, args ...string) *exec.Cmd {
-	ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
-	t.Cleanup(cancel)
-	return exec.CommandContext(ctx, program(t), args...)
+	return exec.CommandContext(t.Context(), program(t), args...)
 }
 
 func output(t *testing.T, args ...string) []byte {
@@ -98,8 +97,8 @@ func TestStencilCounts(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got.Seconds < 1 || got.Seconds > 10 {
-		t.Errorf("computed for %v s, want 1", got.Seconds)
+	if got.Seconds < 1 {
+		t.Errorf("computed for %v s, want 1 at least", got.Seconds)
 	}
 	want := 62 * 62 * 126 * 10 * float64(got.Iterations) / got.Seconds / 1e6
 	if math.Abs(got.MFLOPS-want) > 0.001*want {
@@ -167,16 +166,11 @@ func drawn(requests int, seed uint64, servers int) []int {
 }
 
 func TestServe(t *testing.T) {
-	l, err := net.Listen("tcp4", "127.0.0.1:0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	addr := l.Addr().(*net.TCPAddr)
-	l.Close()
-	server := command(t, Serve(uint16(addr.Port))...)
+	ns := testkit.NewLoopback(t) // in which nobody else has the port
+	server := command(t, Serve(8080)...)
 	stdout, err := server.StdoutPipe()
 	if err == nil {
-		err = server.Start()
+		err = ns.Do(server.Start)
 	}
 	if err != nil {
 		t.Fatal(err)
@@ -184,7 +178,15 @@ func TestServe(t *testing.T) {
 	if line, err := bufio.NewReader(stdout).ReadString('\n'); line != Ready+"\n" {
 		t.Fatalf("said %q, %v", line, err)
 	}
-	got, err := ParseWeb(output(t, Web(50, 1, addr.String())...))
+	var out []byte
+	err = ns.Do(func() (err error) {
+		out, err = command(t, Web(50, 1, "127.0.0.1:8080")...).Output()
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	got, err := ParseWeb(out)
 	if err != nil || got.Failed != 0 {
 		t.Errorf("%d requests failed, %v", got.Failed, err)
 	}
@@ -239,8 +241,6 @@ func TestBarrier(t *testing.T) {
 	if _, err := NewBarrier(file); err == nil {
 		t.Error("a file was taken for a barrier that is somebody's")
 	}
-	ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
-	defer cancel()
 	for range 3 { // it may be used again
 		var programs []*exec.Cmd
 		var printed [8]bytes.Buffer
@@ -252,7 +252,10 @@ func TestBarrier(t *testing.T) {
 			}
 			programs = append(programs, cmd)
 		}
-		if err := b.Await(ctx, len(programs)); err != nil {
+		ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
+		err := b.Await(ctx, len(programs))
+		cancel()
+		if err != nil {
 			t.Fatal(err)
 		}
 		for _, cmd := range programs {
@@ -272,7 +275,7 @@ func TestBarrier(t *testing.T) {
 			}
 		}
 	}
-	short, stop := context.WithTimeout(ctx, 100*time.Millisecond)
+	short, stop := context.WithTimeout(t.Context(), 100*time.Millisecond)
 	defer stop()
 	if err := b.Await(short, 1); !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "0 of 1") {
 		t.Errorf("waiting for nobody: %v", err)

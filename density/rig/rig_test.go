@@ -70,7 +70,6 @@ func limited(t *testing.T) context.Context {
 // TestContainers starts a web server in each kind of container, sends requests from outside, and
 // stops it.
 func TestContainers(t *testing.T) {
-	ctx := limited(t)
 	r := newRig(t, Options{})
 	if err := r.Put("/www/index.html", []byte("hello\n"), 0o644); err != nil {
 		t.Fatal(err)
@@ -78,6 +77,7 @@ func TestContainers(t *testing.T) {
 	for _, network := range []string{Bridge, Host, Graft, None} {
 		for _, storage := range []string{Overlay, Dir, Shared} {
 			t.Run(network+" "+storage, func(t *testing.T) {
+				ctx := limited(t)
 				c, err := r.Start(ctx, Spec{
 					Name: "web", Network: network, Storage: storage, Ports: []uint16{80},
 					Args: []string{"httpd", "-f", "-h", "/www", "-p", "0.0.0.0:80"},
@@ -120,9 +120,9 @@ func TestContainers(t *testing.T) {
 // TestCrun makes containers with crun, with a limit, on each network.
 func TestCrun(t *testing.T) {
 	testkit.Program(t, crun)
-	ctx := limited(t)
 	r := newRig(t, Options{Runtime: crun})
 	for _, network := range []string{Bridge, Host, Graft, None} {
+		ctx := limited(t)
 		c, err := r.Start(ctx, Spec{Name: network, Network: network, Quota: 0.5, Ports: []uint16{80}, Args: []string{"httpd", "-f", "-p", "0.0.0.0:80"}})
 		if err != nil {
 			t.Fatal(err)

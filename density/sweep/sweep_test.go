@@ -16,7 +16,6 @@ import (
 
 	"github.com/tsugiki/tsugiki/density/result"
 	"github.com/tsugiki/tsugiki/density/rig"
-	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
 // counting is an experiment that starts a container in each step and counts.
@@ -73,9 +72,7 @@ func (c *counting) measure(ctx context.Context, e *Env, key string) ([]Sample, e
 
 func run(t *testing.T, s *Sweep) (*result.Results, error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience)
-	defer cancel()
-	return runIn(ctx, t, s)
+	return runIn(t.Context(), t, s) // each step has its own limit
 }
 
 func runIn(ctx context.Context, t *testing.T, s *Sweep) (*result.Results, error) {

@@ -49,7 +49,7 @@ func FuzzCreateContainer(f *testing.F) {
 			return // no message
 		}
 		a := newFakeAgent()
-		plugin := New(a, silent)
+		plugin := newPlugin(a)
 		got, _, err := plugin.CreateContainer(t.Context(), p, c)
 		switch {
 		case err != nil && (got != nil || !strings.HasPrefix(err.Error(), "tsugiki: ") || strings.Contains(err.Error(), "\n") || strings.Contains(err.Error(), "a fault of tsugiki-nri")):

@@ -9,7 +9,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/containerd/nri/pkg/adaptation"
 	"github.com/containerd/nri/pkg/api"
 	"github.com/containerd/nri/pkg/runtime-tools/generate"
 	"github.com/google/go-cmp/cmp"
@@ -22,7 +21,7 @@ import (
 // What containerd gets is what tsugiki-runtime writes into a bundle.
 func TestGraft(t *testing.T) {
 	a, socket := newFakeAgent(), socketOf(t)
-	r := startRuntime(t, socket, testkit.Patience, &runtime{})
+	r := startRuntime(t, socket)
 	defer r.Stop()
 	run(t, a, socket)
 	got, err := r.create(pod(), container(), func() bool { return a.has(name) })
@@ -65,7 +64,7 @@ func TestGraft(t *testing.T) {
 // Of containers that are none of the plugin's, neither the agent nor containerd hears.
 func TestLeftAlone(t *testing.T) {
 	a := newFakeAgent()
-	p := New(a, silent)
+	p := newPlugin(a)
 	for what, change := range map[string]func(*api.PodSandbox){
 		"no annotation":       func(p *api.PodSandbox) { p.Annotations = nil },
 		"false":               func(p *api.PodSandbox) { p.Annotations[agent.AnnotationGraft] = "false" },
@@ -127,7 +126,7 @@ func TestRefused(t *testing.T) {
 	} {
 		a, of, c := newFakeAgent(), pod(), container()
 		tt.change(of, c, a)
-		got, _, err := New(a, silent).CreateContainer(t.Context(), of, c)
+		got, _, err := newPlugin(a).CreateContainer(t.Context(), of, c)
 		if got != nil || err == nil || !strings.Contains(err.Error(), tt.want) || !strings.HasPrefix(err.Error(), "tsugiki: ") || strings.Contains(err.Error(), "\n") {
 			t.Errorf("%s: %v, %v; want %q", what, got, err, tt.want)
 		}
@@ -146,7 +145,7 @@ func TestProfileInForce(t *testing.T) {
 			Names: []string{"clone3"}, Action: "SCMP_ACT_ERRNO", ErrnoRet: &api.OptionalUInt32{Value: 38},
 			Args: []*api.LinuxSeccompArg{{Index: 1, Value: 3, ValueTwo: 2, Op: "SCMP_CMP_MASKED_EQ"}},
 		})
-		got, _, err := New(newFakeAgent(), silent).CreateContainer(t.Context(), pod(), c)
+		got, _, err := newPlugin(newFakeAgent()).CreateContainer(t.Context(), pod(), c)
 		if err != nil {
 			if errno.GetValue() != 38 {
 				t.Errorf("%s: %v", what, err)
@@ -180,7 +179,7 @@ func errnoOf(p *specs.LinuxSeccomp) uint {
 func TestUnconfined(t *testing.T) {
 	c := container()
 	c.Linux.SeccompPolicy, c.Linux.SeccompProfile = nil, &api.SecurityProfile{ProfileType: api.SecurityProfile_UNCONFINED}
-	got, _, err := New(newFakeAgent(), silent).CreateContainer(t.Context(), pod(), c)
+	got, _, err := newPlugin(newFakeAgent()).CreateContainer(t.Context(), pod(), c)
 	if err != nil || got.GetLinux().GetSeccompPolicy().GetDefaultAction() != "SCMP_ACT_ALLOW" {
 		t.Errorf("%v, %v", got, err)
 	}
@@ -190,9 +189,9 @@ func TestUnconfined(t *testing.T) {
 // with an error before that, and is asked about the next container.
 func TestErrorsInTime(t *testing.T) {
 	a, socket := newFakeAgent(), socketOf(t)
-	r := startRuntime(t, socket, testkit.Patience, &runtime{})
+	r := startRuntime(t, socket)
 	defer r.Stop()
-	p := New(a, silent)
+	p := newPlugin(a)
 	runPlugin(t, p, socket)
 	r.create(pod(), container(), func() bool { return a.has(name) })
 
@@ -220,9 +219,9 @@ func TestErrorsInTime(t *testing.T) {
 // the name waits.
 func TestEndTakesLong(t *testing.T) {
 	a, socket := newFakeAgent(), socketOf(t)
-	r := startRuntime(t, socket, testkit.Patience, &runtime{})
+	r := startRuntime(t, socket)
 	defer r.Stop()
-	p := New(a, silent)
+	p := newPlugin(a)
 	runPlugin(t, p, socket)
 	r.create(pod(), container(), func() bool { return a.has(name) })
 
@@ -271,7 +270,7 @@ func TestConnectsAgain(t *testing.T) {
 	runs.Id, runs.Name = "c3", "runs" // grafted by tsugiki-runtime, as the default of containerd
 	with.Linux.SeccompPolicy.ListenerPath = "/run/tsugiki/seccomp.sock"
 	with.Id, with.Name = "c2", "other"
-	r := startRuntime(t, socket, testkit.Patience, &runtime{})
+	r := startRuntime(t, socket)
 	defer r.Stop()
 	road := newRoad(t, socket)
 	run(t, a, road.at)
@@ -296,14 +295,14 @@ func TestConnectsAgain(t *testing.T) {
 // A connection that ends before containerd has configured the plugin does not hold the plugin up.
 func TestEndsEarly(t *testing.T) {
 	a, socket := newFakeAgent(), socketOf(t)
-	r := startRuntime(t, socket, time.Second, &runtime{}) // after which it closes the connection
+	r := startRuntime(t, socket)
 	defer r.Stop()
 	road := newRoad(t, socket)
 	road.lose("Configure")
 	run(t, a, road.at)
 	<-road.lost
-	adaptation.SetPluginRequestTimeout(testkit.Patience)
 	road.lose("")
+	road.cut()
 	if _, err := r.create(pod(), container(), func() bool { return a.has(name) }); err != nil {
 		t.Fatal(err)
 	}
@@ -325,13 +324,13 @@ func TestLimits(t *testing.T) {
 // Of two plugins of a node, one grafts.
 func TestTwice(t *testing.T) {
 	a, socket := newFakeAgent(), socketOf(t)
-	r := startRuntime(t, socket, testkit.Patience, &runtime{})
+	r := startRuntime(t, socket)
 	defer r.Stop()
 	run(t, a, socket)
 	c := container()
 	c.Linux.SeccompPolicy.ListenerPath = "/run/tsugiki/seccomp.sock"
 	a.set(func() { a.registered["another"] = "c1" })
-	got, _, err := New(a, silent).CreateContainer(t.Context(), pod(), c)
+	got, _, err := newPlugin(a).CreateContainer(t.Context(), pod(), c)
 	if got != nil || err != nil || a.has(name) {
 		t.Errorf("a container that another one has registered: %v, %v", got, err)
 	}

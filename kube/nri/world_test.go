@@ -13,7 +13,6 @@ import (
 	"path/filepath"
 	"sync"
 	"testing"
-	"time"
 
 	"github.com/containerd/nri/pkg/adaptation"
 	"github.com/containerd/nri/pkg/api"
@@ -177,10 +176,10 @@ func (r *runtime) set(pods []*api.PodSandbox, containers []*api.Container) {
 }
 
 // startRuntime serves NRI at a socket.
-func startRuntime(t *testing.T, socket string, request time.Duration, r *runtime) *runtime {
+func startRuntime(t *testing.T, socket string) *runtime {
 	t.Helper()
-	adaptation.SetPluginRequestTimeout(request)
-	r.t = t
+	adaptation.SetPluginRequestTimeout(testkit.Patience)
+	r := &runtime{t: t}
 	var err error
 	r.Adaptation, err = adaptation.New("containerd", "2.4.2", func(ctx context.Context, sync adaptation.SyncCB) error {
 		r.mu.Lock()
@@ -217,7 +216,14 @@ func (r *runtime) create(p *api.PodSandbox, c *api.Container, asked func() bool)
 // run runs a plugin until the test ends.
 func run(t *testing.T, a Agent, socket string) {
 	t.Helper()
-	runPlugin(t, New(a, silent), socket)
+	runPlugin(t, newPlugin(a), socket)
+}
+
+// newPlugin makes a plugin whose agent may be slow, also where containerd has not configured it.
+func newPlugin(a Agent) *Plugin {
+	p := New(a, silent)
+	p.limits.Store(limitsFor(testkit.Patience))
+	return p
 }
 
 func runPlugin(t *testing.T, p *Plugin, socket string) {

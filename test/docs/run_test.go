@@ -25,14 +25,8 @@ destinations = ["0.0.0.0/0"]
 addresses = ["198.51.100.1"]
 `
 
-// prologue makes the place in which the commands of a page run: /run of their own, and an agent
-// with its state there. try repeats a command that waits for one in the background, ten times a
-// second. The place ends with the shell.
-const prologue = `set -eu
-mount -t tmpfs none /run
-trap 'kill $(jobs -p); wait' EXIT
-tsugiki agent --config agent.toml --state-dir /run/state >agent.log 2>&1 &
-try() {
+// await repeats a command that waits for one in the background, ten times a second.
+const await = `await() {
 	local n=0
 	until eval "$1" 2>err; do
 		n=$((n + 1))
@@ -43,8 +37,20 @@ try() {
 		sleep 0.1
 	done
 }
+`
+
+// prologue makes the place in which the commands of a page run: /run of their own, and an agent
+// with its state there. The place ends with the shell.
+const prologue = `set -eu
+mount -t tmpfs none /run
+trap 'kill $(jobs -p); wait' EXIT
+tsugiki agent --config agent.toml --state-dir /run/state >agent.log 2>&1 &
+` + await + `try() { await "$1"; }
 try 'tsugiki ps'
 `
+
+// tries limits each await.
+func tries() string { return fmt.Sprintf("TRIES=%d", 10*int(testkit.Patience.Seconds())) }
 
 // script is what runs the commands of a block, each of which must succeed.
 func (b block) script() string {
@@ -78,10 +84,8 @@ func TestCommands(t *testing.T) {
 		t.Run(strings.ReplaceAll(b.String(), "/", "-"), func(t *testing.T) {
 			host := testkit.NewLoopback(t)
 			dir := place(t, bin)
-			ctx, cancel := context.WithTimeout(t.Context(), 2*testkit.Patience) // try gives up before
-			defer cancel()
-			c := exec.CommandContext(ctx, "unshare", "-m", "--propagation", "private", "bash", "-c", prologue+b.script())
-			c.Dir, c.Env = dir, append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"), fmt.Sprintf("TRIES=%d", 10*int(testkit.Patience.Seconds())))
+			c := exec.CommandContext(t.Context(), "unshare", "-m", "--propagation", "private", "bash", "-c", prologue+b.script())
+			c.Dir, c.Env = dir, append(os.Environ(), "PATH="+bin+":"+os.Getenv("PATH"), tries())
 			var out strings.Builder
 			c.Stdout, c.Stderr = &out, &out
 			if err := host.Do(c.Run); err != nil {
@@ -137,11 +141,9 @@ func (b block) runWithEngine(t *testing.T, bin string, image *engines.Image) {
 	add(t, host, netip.MustParseAddr("198.51.100.1"))
 	rig := engines.NewRig(t, host, engines.Options{
 		Image: image,
-		Env:   []string{"TSUGIKI_AGENT=" + filepath.Join(dir, "run/agent.sock")},
+		Env:   []string{"TSUGIKI_AGENT=" + filepath.Join(dir, "run/agent.sock"), tries()},
 	})
 	rig.Start(t, b.engine)
-	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
-	defer cancel()
 	// The shell has no service manager: the agent is started here.
 	shell := fmt.Sprintf(`set -eu
 cd %[1]s
@@ -152,21 +154,21 @@ systemctl() { [ "$*" = "start tsugiki" ]; }
 real=%[2]s/tsugiki
 tsugiki() { "$real" "$@" --agent %[1]s/run/agent.sock; }
 try() { eval "$1" || { cat agent.log >&2; exit 1; }; }
-until tsugiki ps >/dev/null 2>&1; do sleep 0.1; done
+%[5]sawait 'tsugiki ps >/dev/null'
 %[3]s tag %[4]s nginx
 runtimes() { %[3]s info -f '{{json .Runtimes}}'; }
 reload() { kill -HUP $(cat /var/run/docker.pid); }
 cp /etc/docker/daemon.json before
 "$real" setup --yes %[3]s
 reload
-until runtimes | grep -q %[2]s/tsugiki-runtime; do sleep 0.1; done
-`, dir, bin, b.engine, engines.ImageName) + b.script() + "tsugiki ps -o json\n" + b.engine + " ps -aq | xargs -r " + b.engine + ` rm -f >/dev/null
+await 'runtimes | grep -q %[2]s/tsugiki-runtime'
+`, dir, bin, b.engine, engines.ImageName, await) + b.script() + "tsugiki ps -o json\n" + b.engine + " ps -aq | xargs -r " + b.engine + ` rm -f >/dev/null
 "$real" setup --undo --yes ` + b.engine + `
 cmp /etc/docker/daemon.json before
 reload
-while runtimes | grep -q tsugiki-runtime; do sleep 0.1; done
+await '! runtimes | grep -q tsugiki-runtime'
 `
-	c := rig.Command(ctx, "bash", "-c", shell)
+	c := rig.Command(t.Context(), "bash", "-c", shell)
 	var out, errors strings.Builder
 	c.Stdout, c.Stderr = &out, &errors
 	if err := c.Run(); err != nil {

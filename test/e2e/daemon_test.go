@@ -137,10 +137,15 @@ func (d *daemon) stop() {
 // graft prepares tsugiki run with a container of the daemon.
 func (d *daemon) graft(args ...string) *testkit.Cmd {
 	d.t.Helper()
-	ctx := d.ctx
-	if ctx == nil {
-		ctx = timeout(d.t)
+	if d.ctx == nil {
+		return d.graftIn(timeout(d.t), args...)
 	}
+	return d.graftIn(d.ctx, args...)
+}
+
+// graftIn is graft with a limit of the caller's.
+func (d *daemon) graftIn(ctx context.Context, args ...string) *testkit.Cmd {
+	d.t.Helper()
 	return commandIn(ctx, d.t, d.ns, tsugiki, append([]string{"run", "--run-dir", d.run}, args...)...)
 }
 
@@ -160,8 +165,7 @@ func TestDaemonKilledUnderLoad(t *testing.T) {
 	}
 	w := newWorld(t)
 	d := startDaemon(t, w.h)
-	ctx, cancel := context.WithTimeout(context.Background(), testkit.Patience+time.Duration(*kills)*testkit.Patience/6)
-	t.Cleanup(cancel)
+	ctx := unlimited(t)
 	d.ctx = ctx
 	echo := startEcho(ctx, t, w.srv)
 
@@ -216,16 +220,16 @@ func TestDaemonKilledUnderLoad(t *testing.T) {
 	}
 	once := []string{"-t", "1", "-c", "4", "-d", "2s", "--timeout", "60s", "-H", "Connection: close", "--latency"}
 	again(noErrors, func() *testkit.Cmd {
-		return commandIn(ctx, t, w.srv, "wrk", append(once, "http://"+hostAddr4+":8080/")...)
+		return command(t, w.srv, "wrk", append(once, "http://"+hostAddr4+":8080/")...)
 	})
 	again(noErrors, func() *testkit.Cmd { // each of its connections is moved by the daemon
 		v := both[1]
 		v.mode = modes[1]
-		return d.graft(slices.Concat(v.flags(w), []string{"--name", "wrk", "--", "wrk"}, once, []string{"http://" + remoteAddr4 + ":9090/"})...)
+		return d.graftIn(timeout(t), slices.Concat(v.flags(w), []string{"--name", "wrk", "--", "wrk"}, once, []string{"http://" + remoteAddr4 + ":9090/"})...)
 	})
 	again(checkRedisBenchmark, func() *testkit.Cmd {
 		bench := redisBenchmark(hostAddr4, "16379")
-		return commandIn(ctx, t, w.srv, bench[0], bench[1:]...)
+		return command(t, w.srv, bench[0], bench[1:]...)
 	})
 
 	for range *kills {

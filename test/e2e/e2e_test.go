@@ -87,6 +87,14 @@ func timeout(t *testing.T) context.Context {
 	return ctx
 }
 
+// unlimited is a context for programs that run through any number of waits.
+func unlimited(t *testing.T) context.Context {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	t.Cleanup(cancel)
+	return ctx
+}
+
 // command prepares a program in a namespace. It is asked to end by SIGTERM
 // where others would be killed, for tsugiki passes that on and then cleans up.
 func command(t *testing.T, ns *testkit.Namespace, name string, args ...string) *testkit.Cmd {

@@ -1,7 +1,6 @@
 package e2e
 
 import (
-	"context"
 	"errors"
 	"flag"
 	"fmt"
@@ -9,7 +8,6 @@ import (
 	"strings"
 	"sync/atomic"
 	"testing"
-	"time"
 
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
@@ -63,9 +61,7 @@ func TestOwnLoopbackOutlivesAgents(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	d := startDaemon(t, w.h)
-	ctx, cancel := context.WithTimeout(context.Background(), programPatience+time.Duration(*loopKills)*testkit.Patience/6)
-	t.Cleanup(cancel)
-	d.ctx = ctx
+	d.ctx = unlimited(t)
 	var loads []*load
 	for _, v := range both {
 		for mode, build := range map[string]string{"auto": "dynamic", "seccomp": "static"} {

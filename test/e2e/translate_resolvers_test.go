@@ -3,7 +3,7 @@ package e2e
 import (
 	"net/netip"
 	"strings"
-	"sync/atomic"
+	"sync"
 	"testing"
 )
 
@@ -11,12 +11,15 @@ import (
 func TestTranslatedResolversChange(t *testing.T) {
 	t.Parallel()
 	w := newIPv6World(t)
-	var asked atomic.Int32
+	var mu sync.Mutex
+	asked := make(map[string]bool) // guarded by mu; the proxy may ask for a name again
 	hostileUpstream(t, w.srv, 60, func(name string) []netip.Addr {
 		if !strings.HasSuffix(name, ".moved.example.") {
 			return nil // the network has no NAT64
 		}
-		asked.Add(1)
+		mu.Lock()
+		defer mu.Unlock()
+		asked[name] = true
 		return []netip.Addr{netip.MustParseAddr("2001:db8:77::1")}
 	})
 	d := startDaemon(t, w.h)
@@ -35,9 +38,11 @@ func TestTranslatedResolversChange(t *testing.T) {
 	d.kill()
 	d.start()
 	o.want("198.18.0.2", "name('b.moved.example')")
-	if n := asked.Load(); n != 2 {
-		t.Errorf("the other resolver was asked for %d names, want 2", n)
+	mu.Lock()
+	if len(asked) != 2 {
+		t.Errorf("the other resolver was asked for %v, want 2 names", asked)
 	}
+	mu.Unlock()
 	if shown, err := c.Rules(); err != nil || len(shown.Translate.DNS) != 1 || shown.Translate.DNS[0] != rules.Translate.DNS[0] {
 		t.Errorf("rules after the restart: %+v, %v", shown, err)
 	}
