@@ -176,6 +176,11 @@ func (l *ownListener) lead(conn int, peer netip.AddrPort) {
 		reset(conn)
 		return
 	}
+	l.stand(conn, peer)
+}
+
+// stand has a marker stand for a connection, and returns when the program has accepted it or cannot.
+func (l *ownListener) stand(conn int, peer netip.AddrPort) {
 	marker, from, err := l.mark(conn, peer)
 	noted := err == nil
 	if noted {
@@ -193,6 +198,33 @@ func (l *ownListener) lead(conn int, peer netip.AddrPort) {
 	case !noted && !errors.Is(err, os.ErrClosed):
 		l.log.Warn("connection to the container's own address is reset", "addr", l.view, "peer", peer, "err", err)
 	}
+}
+
+// giveBack makes a connection the program's next one, though it comes from no queue of ours. It returns false if there
+// is no room for a marker.
+func (l *ownListener) giveBack(conn int, peer netip.AddrPort) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return false
+	}
+	select {
+	case l.room <- struct{}{}:
+	default:
+		return false
+	}
+	select {
+	case markersOfAll <- struct{}{}:
+	default:
+		<-l.room
+		return false
+	}
+	_, _ = unix.FcntlInt(uintptr(conn), unix.F_SETFL, 0) // O_NONBLOCK was for the call that failed
+	l.leads.Go(func() {
+		defer l.leave()
+		l.stand(conn, peer)
+	})
+	return true
 }
 
 // mark connects to the program's listener, on the host, and notes for which connection it does.

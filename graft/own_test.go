@@ -78,16 +78,14 @@ func connect(t *testing.T, at *fakePlace, to string) (file int, name netip.AddrP
 func (w *world) accepted(number int) (file int, peer netip.AddrPort) {
 	w.t.Helper()
 	testkit.Eventually(w.t, func() error {
-		var waits bool
-		var answer Answer
-		var err error
-		file, peer, waits, answer, err = w.Accept(w.program, number)
+		c, waits, answer, err := w.Accept(w.program, number)
 		if err != nil || answer != (Answer{}) {
 			w.t.Fatalf("accept: %+v, %v", answer, err)
 		}
 		if waits {
 			return errors.New("there is no connection")
 		}
+		file, peer = c.File, c.Peer
 		return nil
 	})
 	w.t.Cleanup(func() { unix.Close(file) })
@@ -155,7 +153,7 @@ func TestAcceptBesideAnother(t *testing.T) {
 	other := make(chan outcome, 1)
 	go func() {
 		var o outcome
-		_, _, o.waits, o.answer, o.err = w.Accept(w.program, number)
+		_, o.waits, o.answer, o.err = w.Accept(w.program, number)
 		other <- o
 	}()
 	testkit.Eventually(t, func() error {
@@ -197,8 +195,8 @@ func TestOwnListenerIsAsked(t *testing.T) {
 		if _, _, err := connect(t, w.own, "198.51.100.1:80"); !errors.Is(err, unix.ECONNREFUSED) {
 			t.Errorf("%s: %v", rule, err)
 		}
-		if file, _, waits, answer, err := w.Accept(w.program, number); file != -1 || waits || answer != (Answer{}) || err != nil {
-			t.Errorf("%s: accept is not the kernel's: %d, %v, %+v, %v", rule, file, waits, answer, err)
+		if c, waits, answer, err := w.Accept(w.program, number); c != nil || waits || answer != (Answer{}) || err != nil {
+			t.Errorf("%s: accept is not the kernel's: %v, %v, %+v, %v", rule, c, waits, answer, err)
 		}
 	}
 }

@@ -339,16 +339,16 @@ func TestExpect(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer server.Close()
-	file, _, waits, answer, err := w.Accept(w.program, number)
+	c, waits, answer, err := w.Accept(w.program, number)
 	for waits && err == nil {
 		_, _ = unix.Poll([]unix.PollFd{{Fd: int32(program), Events: unix.POLLIN}}, -1)
-		file, _, waits, answer, err = w.Accept(w.program, number)
+		c, waits, answer, err = w.Accept(w.program, number)
 	}
-	if err != nil || file < 0 {
-		t.Fatalf("descriptor %d, %+v, %v", file, answer, err)
+	if err != nil || c == nil {
+		t.Fatalf("connection %v, %+v, %v", c, answer, err)
 	}
-	defer unix.Close(file)
-	checkCarries(t, file, server)
+	defer unix.Close(c.File)
+	checkCarries(t, c.File, server)
 	if _, err := dial(host6); !errors.Is(err, unix.ECONNREFUSED) {
 		t.Errorf("the server connects again: %v", err)
 	}
