@@ -249,10 +249,7 @@ func (l *ownListener) mark(conn int, peer netip.AddrPort) (_ *os.File, from neti
 	marker := os.NewFile(uintptr(file), "marker of a connection")
 	l.mu.Lock() // take waits until the marker is noted
 	defer l.mu.Unlock()
-	err = unix.Connect(file, sockaddr.Of(to))
-	if errors.Is(err, unix.EINPROGRESS) {
-		err = nil
-	}
+	err = l.connect(file, to)
 	if err == nil && l.closed {
 		err = os.ErrClosed
 	}
@@ -260,9 +257,26 @@ func (l *ownListener) mark(conn int, peer netip.AddrPort) (_ *os.File, from neti
 		from, err = localName(file)
 	}
 	if err == nil {
+		from = netip.AddrPortFrom(from.Addr().Unmap(), from.Port())
 		l.markers[from] = marked{conn, peer, marker}
 	}
 	return marker, from, err
+}
+
+// connect connects a marker. Where the host's loopback has no IPv6, a listener of both families has it by IPv4.
+func (l *ownListener) connect(file int, to netip.AddrPort) error {
+	err := unix.Connect(file, sockaddr.Of(to))
+	if errors.Is(err, unix.EADDRNOTAVAIL) && l.at.At.Addr() == netip.IPv6Unspecified() && !l.v6only {
+		err = unix.SetsockoptInt(file, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 0)
+		if err == nil {
+			mapped := netip.AddrFrom16(loopbackLike(netip.IPv4Unspecified()).As16())
+			err = unix.Connect(file, sockaddr.Of(netip.AddrPortFrom(mapped, to.Port())))
+		}
+	}
+	if errors.Is(err, unix.EINPROGRESS) {
+		return nil
+	}
+	return err
 }
 
 // markerSocket makes the socket of a marker, if the program's listener is still there.

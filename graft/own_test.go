@@ -3,6 +3,7 @@ package graft
 import (
 	"errors"
 	"net/netip"
+	"os"
 	"runtime"
 	"strings"
 	"testing"
@@ -198,6 +199,30 @@ func TestOwnListenerIsAsked(t *testing.T) {
 		if c, waits, answer, err := w.Accept(w.program, number); c != nil || waits || answer != (Answer{}) || err != nil {
 			t.Errorf("%s: accept is not the kernel's: %v, %v, %+v, %v", rule, c, waits, answer, err)
 		}
+	}
+}
+
+// A server at [::] of a host whose loopback has no IPv6 gets what comes to the container's own address.
+func TestOwnListenerWithoutIPv6Loopback(t *testing.T) {
+	w := ownWorld(t, "[::]:80+own=[::]:80")
+	if err := w.host.Do(func() error {
+		return os.WriteFile("/proc/sys/net/ipv6/conf/lo/disable_ipv6", []byte("1"), 0)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	number := w.socket(w.host, unix.AF_INET6, tcp)
+	if answer, err := w.Bind(w.program, number, addr("[::]:80")); err != nil || answer != succeeded {
+		t.Fatalf("bind: %+v, %v", answer, err)
+	}
+	if answer, err := w.Listen(w.program, number, 5); err != nil || answer != succeeded {
+		t.Fatalf("listen: %+v, %v", answer, err)
+	}
+	_, name, err := connect(t, w.own, "198.51.100.1:80")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, peer := w.accepted(number); peer.Addr().Unmap() != name.Addr() || peer.Port() != name.Port() {
+		t.Errorf("the peer is %v, want %v", peer, name)
 	}
 }
 
