@@ -11,7 +11,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/tsugiki/tsugiki/internal/netns"
 	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 )
 
@@ -286,14 +285,11 @@ func TestExpect(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = host.Do(func() error {
-		s, _, err := netns.ListenerAt(localhost4(name.Port()))
-		w.enforcer.cgroup = s.Cgroup
-		return err
-	})
+	s, _, err := host.ListenerAt(localhost4(name.Port()))
 	if err != nil {
 		t.Fatal(err)
 	}
+	w.enforcer.cgroup = s.Cgroup
 	x := expectation{e: w.Engine, peer: host6, at: host6}
 	refused := func(why string, port uint16) {
 		t.Helper()
