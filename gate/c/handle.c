@@ -306,8 +306,8 @@ static uint8_t gate_name_of(int number)
 }
 
 /*
- * Whether accept(2) may be of a listener of two network namespaces (graft/own.go). The program's one
- * of these is never in the container's own namespace, where unix sockets are, too.
+ * Whether accept(2) may be of a listener of two network namespaces (graft/own.go). The program's
+ * one of these is never in the container's own namespace, where unix sockets are, too.
  */
 static bool gate_accepts_of_two(struct gate_worker *w)
 {

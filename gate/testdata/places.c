@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * "places STEPS PART WHOLE": makes a socket for each letter of STEPS, and connects it: l to the
- * loopback, r to the remote. For a, it calls accept(2) instead, and for u on a unix socket. For each, the file PART gets a letter that says in which namespace the
- * socket was made: o in the program's own, h in another. Then PART is renamed to WHOLE, and the
- * program waits to be killed.
+ * loopback, r to the remote. For a, it calls accept(2) instead, and for u on a unix socket. For
+ * each, the file PART gets a letter that says in which namespace the socket was made: o in the
+ * program's own, h in another. Then PART is renamed to WHOLE, and the program waits to be killed.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>

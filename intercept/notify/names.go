@@ -99,7 +99,7 @@ func (s *Supervisor) accept(p *program) (graft.Answer, error) {
 	}
 	conn, waits, answer, err := s.engine.Accept(p, r.Number)
 	// O_NONBLOCK of the listener may be the gate's, for a moment (gate/c/accepts.c).
-	if waits || p.waited != nil && answer == fail(unix.EAGAIN) {
+	if waits || (p.waited != nil || r.Waits) && answer == fail(unix.EAGAIN) {
 		answer, err = s.await(p)
 	}
 	s.passOn(woken)
