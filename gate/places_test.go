@@ -117,6 +117,21 @@ func TestServedPortsAfterRollback(t *testing.T) {
 	}
 }
 
+// The supervisor is asked about accept(2) where a listener may have connections of two network namespaces.
+func TestAcceptsOfTwoNamespaces(t *testing.T) {
+	for _, tt := range []struct {
+		hostFirst bool
+		steps     string
+		asked     int
+	}{{true, "aaa", 3}, {false, "aaa", 0}, {true, "uuu", 0}} {
+		t.Run(fmt.Sprint(tt.steps, " on the host first: ", tt.hostFirst), func(t *testing.T) {
+			if _, asked, _ := runPlaces(t, false, tt.hostFirst, tt.steps, func(*container, *Gate) {}); asked != tt.asked {
+				t.Errorf("the supervisor is asked about %d calls of accept(2), want %d", asked, tt.asked)
+			}
+		})
+	}
+}
+
 // runPlaces runs the program. Before, the supervisor tells the gate something, or releases
 // it. It returns what the program has written, how often the supervisor was asked, and what the gate has
 // counted unless it was released.
@@ -124,7 +139,7 @@ func runPlaces(t *testing.T, shim, hostFirst bool, steps string, tell func(*cont
 	t.Helper()
 	c := newContainer(t)
 	c.idleAfter = time.Hour // the habits are of one process
-	prog, err := filter.Build(runtime.GOARCH, filter.Options{Mode: filter.Auto})
+	prog, err := filter.Build(runtime.GOARCH, filter.Options{Mode: filter.Auto, Accepts: true})
 	c.must(err)
 	program, preload := filepath.Join(c.dir, "places"), ""
 	args := []string{"-Wall", "-Wextra", "-Werror", "-o", program, "testdata/places.c"}

@@ -83,6 +83,7 @@ type Request struct {
 	Name     Name // of GetName
 	// WantsMemory asks for GiveMemory.
 	WantsMemory bool
+	Waits       bool      // accept(2) has waited for a connection, or would
 	Address     []byte    // the sockaddr's beginning, as the program had it; may be cut short
 	Args        [6]uint64 // of the call, as the program passed them
 }
@@ -112,7 +113,7 @@ type requestMessage struct {
 	name        Name
 	length      uint16
 	wantsMemory uint8
-	_           uint8
+	waits       uint8
 	address     [addressMax]byte
 	args        [6]uint64
 }
@@ -214,6 +215,7 @@ func parse(b []byte) (Request, error) {
 		Name:     m.name,
 
 		WantsMemory: m.wantsMemory != 0,
+		Waits:       m.waits != 0,
 
 		Address: bytes.Clone(m.address[:m.length]),
 		Args:    m.args,

@@ -99,7 +99,7 @@ func (e *Engine) guardAt(place Place, p Port) (undo func(), err error) {
 
 // guard makes a socket that is bound to a port and never listens.
 func (p Port) guard() (int, error) {
-	file, err := p.socket()
+	file, err := p.socket(0)
 	if err != nil {
 		return -1, err
 	}

@@ -10,6 +10,7 @@ import (
 	"github.com/tsugiki/tsugiki/afgraft"
 	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/internal/cputime"
+	"github.com/tsugiki/tsugiki/internal/netns"
 	"github.com/tsugiki/tsugiki/keeper"
 	"github.com/tsugiki/tsugiki/policy"
 )
@@ -127,6 +128,8 @@ type Place interface {
 	Cookie() uint64
 	// Addresses returns the addresses of the namespace's links.
 	Addresses() ([]netip.Addr, error)
+	// ListenerAt returns the TCP socket that would take a connection to an address, if there is one.
+	ListenerAt(netip.AddrPort) (s netns.Socket, found bool, err error)
 	// Do runs fn on a thread of its own that is in the namespace and ends with fn.
 	Do(fn func() error) error
 	// In runs fn on a thread that is in the namespace. fn must change nothing of its thread.

@@ -245,10 +245,10 @@ func claimIn(place Place, p Port) (port uint16, err error) {
 
 // claim binds a socket to the port for a moment. For port 0, the kernel chooses the port.
 func (p Port) claim() (uint16, error) {
-	file, err := p.socket()
+	file, err := p.socket(0)
 	if errors.Is(err, unix.EAFNOSUPPORT) { // the host has no IPv6
 		p.At = netip.AddrPortFrom(netip.IPv4Unspecified(), p.At.Port())
-		file, err = p.socket()
+		file, err = p.socket(0)
 	}
 	if err != nil {
 		return 0, err

@@ -12,7 +12,6 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/internal/cputime"
-	"github.com/tsugiki/tsugiki/internal/netns"
 	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 	"github.com/tsugiki/tsugiki/internal/watch"
 	"github.com/tsugiki/tsugiki/keeper"
@@ -26,8 +25,8 @@ type ownListener struct {
 	kind   keeper.Kind
 	v6only bool
 	view   netip.AddrPort // address in the container's own namespace
-	// admits tells whether a connection between two addresses is one of the rule's sources.
-	admits func(from, to netip.Addr) bool
+	// admits tells whether a connection from an address is one of the rule's sources.
+	admits func(from netip.Addr, conn int) bool
 	label  func() uint32 // the container's mark, with which it may connect to its own servers
 	file   *os.File
 	log    *slog.Logger
@@ -172,10 +171,15 @@ func (l *ownListener) leave() {
 // lead makes the program accept a connection, and returns when the program has accepted it or
 // cannot.
 func (l *ownListener) lead(conn int, peer netip.AddrPort) {
-	if local, err := localName(conn); err != nil || !l.admits(peer.Addr(), local.Addr()) {
+	if !l.admits(peer.Addr(), conn) {
 		reset(conn)
 		return
 	}
+	l.stand(conn, peer)
+}
+
+// stand has a marker stand for a connection, and returns when the program has accepted it or cannot.
+func (l *ownListener) stand(conn int, peer netip.AddrPort) {
 	marker, from, err := l.mark(conn, peer)
 	noted := err == nil
 	if noted {
@@ -195,6 +199,33 @@ func (l *ownListener) lead(conn int, peer netip.AddrPort) {
 	}
 }
 
+// giveBack makes a connection the program's next one, though it comes from no queue of ours. It returns false if there
+// is no room for a marker.
+func (l *ownListener) giveBack(conn int, peer netip.AddrPort) bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.closed {
+		return false
+	}
+	select {
+	case l.room <- struct{}{}:
+	default:
+		return false
+	}
+	select {
+	case markersOfAll <- struct{}{}:
+	default:
+		<-l.room
+		return false
+	}
+	_, _ = unix.FcntlInt(uintptr(conn), unix.F_SETFL, 0) // O_NONBLOCK was for the call that failed
+	l.leads.Go(func() {
+		defer l.leave()
+		l.stand(conn, peer)
+	})
+	return true
+}
+
 // mark connects to the program's listener, on the host, and notes for which connection it does.
 func (l *ownListener) mark(conn int, peer netip.AddrPort) (_ *os.File, from netip.AddrPort, err error) {
 	to := l.at.At
@@ -202,25 +233,15 @@ func (l *ownListener) mark(conn int, peer netip.AddrPort) (_ *os.File, from neti
 		to = netip.AddrPortFrom(loopbackLike(to.Addr()), to.Port())
 	}
 	file := -1
-	err = l.place.In(func() (err error) {
-		l.work.Do(func() { file, err = l.markerSocket() })
-		return err
-	})
+	l.work.Do(func() { file, err = l.markerSocket() })
 	if err != nil {
 		return nil, from, err
 	}
 	resetAtEnd(file)
-	if err := unix.SetNonblock(file, true); err != nil {
-		unix.Close(file)
-		return nil, from, err
-	}
 	marker := os.NewFile(uintptr(file), "marker of a connection")
 	l.mu.Lock() // take waits until the marker is noted
 	defer l.mu.Unlock()
-	err = unix.Connect(file, sockaddr.Of(to))
-	if errors.Is(err, unix.EINPROGRESS) {
-		err = nil
-	}
+	err = l.connect(file, to)
 	if err == nil && l.closed {
 		err = os.ErrClosed
 	}
@@ -228,27 +249,48 @@ func (l *ownListener) mark(conn int, peer netip.AddrPort) (_ *os.File, from neti
 		from, err = localName(file)
 	}
 	if err == nil {
+		from = netip.AddrPortFrom(from.Addr().Unmap(), from.Port())
 		l.markers[from] = marked{conn, peer, marker}
 	}
 	return marker, from, err
 }
 
+// connect connects a marker. Where the host's loopback has no IPv6, a listener of both families has it by IPv4.
+func (l *ownListener) connect(file int, to netip.AddrPort) error {
+	err := unix.Connect(file, sockaddr.Of(to))
+	if errors.Is(err, unix.EADDRNOTAVAIL) && l.at.At.Addr() == netip.IPv6Unspecified() && !l.v6only {
+		err = unix.SetsockoptInt(file, unix.IPPROTO_IPV6, unix.IPV6_V6ONLY, 0)
+		if err == nil {
+			mapped := netip.AddrFrom16(loopbackLike(netip.IPv4Unspecified()).As16())
+			err = unix.Connect(file, sockaddr.Of(netip.AddrPortFrom(mapped, to.Port())))
+		}
+	}
+	if errors.Is(err, unix.EINPROGRESS) {
+		return nil
+	}
+	return err
+}
+
 // markerSocket makes the socket of a marker, if the program's listener is still there.
-func (l *ownListener) markerSocket() (int, error) {
-	s, found, err := netns.ListenerAt(l.at.At)
+func (l *ownListener) markerSocket() (file int, err error) {
+	s, found, err := l.place.ListenerAt(l.at.At)
 	if err != nil {
 		return -1, err
 	}
 	if !found || s.Cgroup != l.cgroup {
 		return -1, unix.ECONNREFUSED
 	}
-	return l.ownSocket()
+	err = l.place.In(func() (err error) {
+		file, err = l.ownSocket()
+		return err
+	})
+	return file, err
 }
 
-// ownSocket makes a socket whose packets have the container's mark, which all rules let in
+// ownSocket makes a socket that does not wait, whose packets have the container's mark, which all rules let in
 // (bpf/sources.h).
 func (l *ownListener) ownSocket() (int, error) {
-	file, err := l.at.socket()
+	file, err := l.at.socket(unix.SOCK_NONBLOCK)
 	mark := l.label()
 	if err != nil || mark == 0 {
 		return file, err

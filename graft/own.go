@@ -102,14 +102,17 @@ func (e call) ownRuleFor(l *ownListener, from netip.Addr) policy.Ingress {
 // sources of its rule are addresses alone: a kubelet's probes come from the host, and the pod's own
 // containers from a loopback address, or from one of the container's. Both are let in. If the rule
 // is withdrawn, so are its sources, and nobody else is let in once the kernel looks for sources.
-func (e *Engine) ownAdmits(l *ownListener, from, to netip.Addr) bool {
+func (e *Engine) ownAdmits(l *ownListener, from netip.Addr, conn int) bool {
 	from = from.Unmap().WithZone("")
 	r := e.begin().ownRuleFor(l, from)
 	open := r.From.Admits(from)
 	if r.Endpoint == nil {
 		open = !e.Enforcer.Sourced()
 	}
-	if open || from.IsLoopback() || from == to.Unmap() {
+	if open || from.IsLoopback() {
+		return true
+	}
+	if to, err := localName(conn); err == nil && from == to.Addr().Unmap() {
 		return true
 	}
 	host, err := e.host.Addresses()
@@ -138,7 +141,7 @@ func (e *Engine) newOwnListener(place Place, at netip.AddrPort) *ownListener {
 		at: ownKey(place.Cookie(), at), place: place, cgroup: e.Enforcer.Cgroup(), label: e.Enforcer.Mark, work: e.Work, log: e.Log,
 		room: e.ownRoom, ended: make(chan struct{}), markers: map[netip.AddrPort]marked{},
 	}
-	l.admits = func(from, to netip.Addr) bool { return e.ownAdmits(l, from, to) }
+	l.admits = func(from netip.Addr, conn int) bool { return e.ownAdmits(l, from, conn) }
 	return l
 }
 

@@ -3,6 +3,7 @@ package graft
 import (
 	"errors"
 	"net/netip"
+	"os"
 	"runtime"
 	"strings"
 	"testing"
@@ -78,16 +79,14 @@ func connect(t *testing.T, at *fakePlace, to string) (file int, name netip.AddrP
 func (w *world) accepted(number int) (file int, peer netip.AddrPort) {
 	w.t.Helper()
 	testkit.Eventually(w.t, func() error {
-		var waits bool
-		var answer Answer
-		var err error
-		file, peer, waits, answer, err = w.Accept(w.program, number)
+		c, waits, answer, err := w.Accept(w.program, number)
 		if err != nil || answer != (Answer{}) {
 			w.t.Fatalf("accept: %+v, %v", answer, err)
 		}
 		if waits {
 			return errors.New("there is no connection")
 		}
+		file, peer = c.File, c.Peer
 		return nil
 	})
 	w.t.Cleanup(func() { unix.Close(file) })
@@ -155,7 +154,7 @@ func TestAcceptBesideAnother(t *testing.T) {
 	other := make(chan outcome, 1)
 	go func() {
 		var o outcome
-		_, _, o.waits, o.answer, o.err = w.Accept(w.program, number)
+		_, o.waits, o.answer, o.err = w.Accept(w.program, number)
 		other <- o
 	}()
 	testkit.Eventually(t, func() error {
@@ -197,9 +196,33 @@ func TestOwnListenerIsAsked(t *testing.T) {
 		if _, _, err := connect(t, w.own, "198.51.100.1:80"); !errors.Is(err, unix.ECONNREFUSED) {
 			t.Errorf("%s: %v", rule, err)
 		}
-		if file, _, waits, answer, err := w.Accept(w.program, number); file != -1 || waits || answer != (Answer{}) || err != nil {
-			t.Errorf("%s: accept is not the kernel's: %d, %v, %+v, %v", rule, file, waits, answer, err)
+		if c, waits, answer, err := w.Accept(w.program, number); c != nil || waits || answer != (Answer{}) || err != nil {
+			t.Errorf("%s: accept is not the kernel's: %v, %v, %+v, %v", rule, c, waits, answer, err)
 		}
+	}
+}
+
+// A server at [::] of a host whose loopback has no IPv6 gets what comes to the container's own address.
+func TestOwnListenerWithoutIPv6Loopback(t *testing.T) {
+	w := ownWorld(t, "[::]:80+own=[::]:80")
+	if err := w.host.Do(func() error {
+		return os.WriteFile("/proc/sys/net/ipv6/conf/lo/disable_ipv6", []byte("1"), 0)
+	}); err != nil {
+		t.Fatal(err)
+	}
+	number := w.socket(w.host, unix.AF_INET6, tcp)
+	if answer, err := w.Bind(w.program, number, addr("[::]:80")); err != nil || answer != succeeded {
+		t.Fatalf("bind: %+v, %v", answer, err)
+	}
+	if answer, err := w.Listen(w.program, number, 5); err != nil || answer != succeeded {
+		t.Fatalf("listen: %+v, %v", answer, err)
+	}
+	_, name, err := connect(t, w.own, "198.51.100.1:80")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if _, peer := w.accepted(number); peer.Addr().Unmap() != name.Addr() || peer.Port() != name.Port() {
+		t.Errorf("the peer is %v, want %v", peer, name)
 	}
 }
 
@@ -386,7 +409,7 @@ func TestSourcesOfBothFamiliesAtOwnAddress(t *testing.T) {
 		t.Helper()
 		for from, want := range want {
 			from := netip.MustParseAddr(from)
-			if got := l.admits(from, netip.AddrFrom16(host4.As16())); got != want {
+			if got := l.admits(from, -1); got != want {
 				t.Errorf("%s: %s is let in: %v", when, from, got)
 			}
 		}

@@ -131,7 +131,7 @@ const nobodysUser = 1<<32 - 2
 func (p Port) probe() (int, error) {
 	_, _ = unix.SetfsuidRetUid(nobodysUser)
 	user, _ := unix.SetfsuidRetUid(-1) // changes nothing
-	file, err := p.socket()
+	file, err := p.socket(0)
 	if err != nil {
 		return -1, err
 	}
@@ -149,8 +149,8 @@ func (p Port) probe() (int, error) {
 	return file, nil
 }
 
-// socket makes a socket that can be bound to a port.
-func (p Port) socket() (int, error) {
+// socket makes a socket that can be bound to a port. flags are those of socket(2), besides SOCK_CLOEXEC.
+func (p Port) socket(flags int) (int, error) {
 	family, typ := unix.AF_INET6, unix.SOCK_DGRAM
 	if p.At.Addr().Is4() {
 		family = unix.AF_INET
@@ -158,7 +158,7 @@ func (p Port) socket() (int, error) {
 	if p.Protocol == unix.IPPROTO_TCP {
 		typ = unix.SOCK_STREAM
 	}
-	file, err := unix.Socket(family, typ|unix.SOCK_CLOEXEC, 0)
+	file, err := unix.Socket(family, typ|unix.SOCK_CLOEXEC|flags, 0)
 	if err != nil || family == unix.AF_INET {
 		return file, err
 	}

@@ -11,7 +11,6 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"github.com/tsugiki/tsugiki/internal/netns"
 	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 )
 
@@ -286,14 +285,11 @@ func TestExpect(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	err = host.Do(func() error {
-		s, _, err := netns.ListenerAt(localhost4(name.Port()))
-		w.enforcer.cgroup = s.Cgroup
-		return err
-	})
+	s, _, err := host.ListenerAt(localhost4(name.Port()))
 	if err != nil {
 		t.Fatal(err)
 	}
+	w.enforcer.cgroup = s.Cgroup
 	x := expectation{e: w.Engine, peer: host6, at: host6}
 	refused := func(why string, port uint16) {
 		t.Helper()
@@ -339,16 +335,16 @@ func TestExpect(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer server.Close()
-	file, _, waits, answer, err := w.Accept(w.program, number)
+	c, waits, answer, err := w.Accept(w.program, number)
 	for waits && err == nil {
 		_, _ = unix.Poll([]unix.PollFd{{Fd: int32(program), Events: unix.POLLIN}}, -1)
-		file, _, waits, answer, err = w.Accept(w.program, number)
+		c, waits, answer, err = w.Accept(w.program, number)
 	}
-	if err != nil || file < 0 {
-		t.Fatalf("descriptor %d, %+v, %v", file, answer, err)
+	if err != nil || c == nil {
+		t.Fatalf("connection %v, %+v, %v", c, answer, err)
 	}
-	defer unix.Close(file)
-	checkCarries(t, file, server)
+	defer unix.Close(c.File)
+	checkCarries(t, c.File, server)
 	if _, err := dial(host6); !errors.Is(err, unix.ECONNREFUSED) {
 		t.Errorf("the server connects again: %v", err)
 	}

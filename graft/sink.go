@@ -93,7 +93,7 @@ func (e *Engine) wait(file int, k *sink, peer netip.AddrPort) (w waitingSocket, 
 		return w, err
 	}
 	defer unix.Close(syns)
-	_, err = e.withoutWaiting(file, func() error { return unix.Connect(file, sockaddr.Of(k.at)) })
+	_, err = e.withoutWaiting(file, 0, func() error { return unix.Connect(file, sockaddr.Of(k.at)) })
 	if err == nil {
 		err = unix.EISCONN
 	}

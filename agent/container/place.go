@@ -38,6 +38,8 @@ func (p *place) Do(fn func() error) error { return p.ns.Do(fn) }
 
 func (p *place) In(fn func() error) error { return p.ns.In(fn) }
 
+func (p *place) ListenerAt(at netip.AddrPort) (netns.Socket, bool, error) { return p.ns.ListenerAt(at) }
+
 func (p *place) Keeper() (*keeper.Keeper, error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

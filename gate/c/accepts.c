@@ -21,7 +21,9 @@
  * O_NONBLOCK for the moment in which the gate accepts, and only if there is a connection. If the
  * program clears the flag in this moment, and another thread takes the connection, the gate's
  * thread waits with the lock. The supervisor answers the other calls then, and those for which the
- * gate has no descriptor left.
+ * gate has no room or no descriptor left. It sets the flag for a moment, too, with a lock of its
+ * own. So once it has got such a call, a listener that seems not to wait may, and the supervisor is
+ * asked; and the supervisor is told of calls that wait.
  */
 #define _GNU_SOURCE
 #include "accepts.h"
@@ -60,6 +62,17 @@ static bool accepts_lock_flags(void)
 		nanosleep(&pause, NULL);
 	}
 	return false;
+}
+
+/* Whether the supervisor has got a call on a translated listener. */
+static atomic_bool accepts_shared;
+
+/* Passes a call on. */
+static void accepts_pass(struct gate_worker *w, bool waits)
+{
+	w->request.waits = waits;
+	atomic_store(&accepts_shared, true);
+	gate_pass(w);
 }
 
 /* Whether an error is the gate's, and not of the program's call: of accepts_take, or its own limit
@@ -150,14 +163,14 @@ static bool accepts_listens(int file)
  * and closes it before the program goes on: if the program has closed it, it takes no further
  * connections.
  */
-static void accepts_end(struct gate_worker *w, int listener, int connection, int error,
+static void accepts_end(struct gate_worker *w, int listener, int connection, int error, bool waits,
 			const struct translated_in6 *peer)
 {
 	close(listener);
 	if (connection >= 0)
 		accepts_give(w, connection, peer);
-	else if (accepts_is_own_error(error))
-		gate_pass(w);
+	else if (accepts_is_own_error(error) || (error == EAGAIN && atomic_load(&accepts_shared)))
+		accepts_pass(w, waits);
 	else
 		gate_answer(w, -error);
 }
@@ -170,13 +183,13 @@ static void accepts_answer(struct gate_worker *w, int listener)
 	int connection = accepts_take(listener, (int)w->request.args[3], &peer, &waits);
 
 	if (connection >= 0 || errno != EAGAIN || !waits) {
-		accepts_end(w, listener, connection, errno, &peer);
+		accepts_end(w, listener, connection, errno, waits, &peer);
 	} else if (!accepts_listens(listener)) {
 		close(listener);
 		gate_proceed(w); /* the kernel says that it is no listener */
 	} else if (!gate_wait_on(w, listener)) {
 		close(listener);
-		gate_pass(w);
+		accepts_pass(w, true);
 	}
 }
 
@@ -227,13 +240,13 @@ static bool accepts_serve(struct gate_worker *w, const struct gate_waiting *call
 	}
 	connection = accepts_take(call->listener, (int)w->request.args[3], &peer, &waits);
 	if (connection >= 0 || errno != EAGAIN) {
-		accepts_end(w, call->listener, connection, errno, &peer);
+		accepts_end(w, call->listener, connection, errno, true, &peer);
 		return true;
 	}
 	if (gate_waiting_keep(call))
 		return false;
 	close(call->listener);
-	gate_pass(w);
+	accepts_pass(w, true);
 	return true;
 }
 

@@ -306,9 +306,15 @@ static uint8_t gate_name_of(int number)
 }
 
 /*
- * A socket may have IPv6 names where its program wants IPv4 ones. Where IPv4 is not translated,
- * accept(2) is trapped only where the supervisor answers it.
+ * Whether accept(2) may be of a listener of two network namespaces (graft/own.go). The program's
+ * one of these is never in the container's own namespace, where unix sockets are, too.
  */
+static bool gate_accepts_of_two(struct gate_worker *w)
+{
+	return gate_netns_of(w, w->request.number, NULL) != gate.board->own;
+}
+
+/* A socket may have IPv6 names where its program wants IPv4 ones. */
 static void gate_name(struct gate_worker *w)
 {
 	bool translated = gate.board->untrapped & BOARD_TRANSLATED;
@@ -320,10 +326,11 @@ static void gate_name(struct gate_worker *w)
 		gate_accept(w);
 	else if (translated)
 		gate_answer_name(w);
+	else if (w->request.name == GATE_NAME_ACCEPT)
+		gate_pass_if(w, gate_accepts_of_two(w));
 	else
-		gate_pass_if(w, w->request.name == GATE_NAME_ACCEPT ||
-					(w->request.name == GATE_NAME_OWN &&
-					 atomic_load(&gate.board->afgraft_sockets)));
+		gate_pass_if(w, w->request.name == GATE_NAME_OWN &&
+					atomic_load(&gate.board->afgraft_sockets));
 }
 
 static void gate_handle_native(struct gate_worker *w)

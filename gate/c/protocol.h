@@ -67,7 +67,7 @@ struct gate_request {
 	uint8_t name;	      /* enum gate_name */
 	uint16_t length;      /* of the address */
 	uint8_t wants_memory; /* the gate wants GATE_ORDER_MEMORY for the caller */
-	uint8_t zero;
+	uint8_t waits;	      /* accept(2) has waited for a connection, or would */
 	uint8_t address[BOARD_ADDRESS_MAX];
 	uint64_t args[GATE_ARGUMENTS]; /* as the program passed them */
 };

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 /*
  * "places STEPS PART WHOLE": makes a socket for each letter of STEPS, and connects it: l to the
- * loopback, r to the remote. For each, the file PART gets a letter that says in which namespace the
- * socket was made: o in the program's own, h in another. Then PART is renamed to WHOLE, and the
- * program waits to be killed.
+ * loopback, r to the remote. For a, it calls accept(2) instead, and for u on a unix socket. For
+ * each, the file PART gets a letter that says in which namespace the socket was made: o in the
+ * program's own, h in another. Then PART is renamed to WHOLE, and the program waits to be killed.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -35,11 +35,14 @@ int main(int argc, char **argv)
 	if (part == NULL)
 		return 2;
 	for (const char *step = argv[1]; *step != '\0'; step++) {
-		int s = socket(AF_INET, SOCK_STREAM, 0);
+		int s = socket(*step == 'u' ? AF_UNIX : AF_INET, SOCK_STREAM, 0);
 
 		inet_pton(AF_INET, *step == 'l' ? "127.0.0.1" : "198.51.100.2", &to.sin_addr);
 		fputc(cookie(s) == own ? 'o' : 'h', part);
-		connect(s, (struct sockaddr *)&to, sizeof(to)); /* nobody listens */
+		if (*step == 'a' || *step == 'u')
+			accept(s, NULL, NULL);
+		else
+			connect(s, (struct sockaddr *)&to, sizeof(to)); /* nobody listens */
 		close(s);
 	}
 	if (fclose(part) != 0 || rename(argv[2], argv[3]) != 0)

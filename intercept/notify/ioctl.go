@@ -9,6 +9,7 @@ import (
 
 	"github.com/tsugiki/tsugiki/gate"
 	"github.com/tsugiki/tsugiki/graft"
+	"github.com/tsugiki/tsugiki/internal/sys/seccomp"
 	"github.com/tsugiki/tsugiki/internal/sys/tracee"
 )
 
@@ -134,7 +135,7 @@ func (s *Supervisor) ioctlAnswer(r gate.Request, err error) (graft.Answer, error
 	switch {
 	case err == nil:
 		return succeed(), nil
-	case errors.Is(err, errStale):
+	case errors.Is(err, seccomp.ErrStale):
 		return graft.Answer{}, err
 	case errors.Is(err, tracee.ErrFault):
 		return fail(unix.EFAULT), nil

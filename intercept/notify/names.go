@@ -3,12 +3,14 @@ package notify
 import (
 	"encoding/binary"
 	"errors"
+	"fmt"
 	"net/netip"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/gate"
 	"github.com/tsugiki/tsugiki/graft"
+	"github.com/tsugiki/tsugiki/internal/sys/seccomp"
 	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 )
 
@@ -70,7 +72,7 @@ func (s *Supervisor) nameAccepted(p *program) (graft.Answer, error) {
 			return fail(errno), nil
 		}
 	}
-	if errors.Is(err, errStale) {
+	if errors.Is(err, seccomp.ErrStale) {
 		return graft.Answer{}, err
 	}
 	if err != nil {
@@ -91,29 +93,89 @@ func (s *Supervisor) accept(p *program) (graft.Answer, error) {
 		return graft.Answer{}, nil
 	}
 	s.waiting.forget(r.ID)
-	file, peer, waits, answer, err := s.engine.Accept(p, r.Number)
-	if waits {
-		return graft.Answer{}, s.await(p)
+	woken := uint64(watched)
+	if p.waited != nil {
+		woken = p.waited.cookie
 	}
-	if err != nil || file < 0 {
+	conn, waits, answer, err := s.engine.Accept(p, r.Number)
+	// O_NONBLOCK of the listener may be the gate's, for a moment (gate/c/accepts.c).
+	if waits || (p.waited != nil || r.Waits) && answer == fail(unix.EAGAIN) {
+		answer, err = s.await(p)
+	}
+	s.passOn(woken)
+	if conn == nil {
 		return answer, err
 	}
-	defer unix.Close(file)
-	if r.Args[1] != 0 {
-		if errno, err := giveName(p, peer, r.Args[1], r.Args[2]); errno != 0 || err != nil {
-			return orFault(errno, err)
-		}
+	errno, err := s.prepare(p, conn, flags)
+	if errno != 0 {
+		unix.Close(conn.File) // as the kernel does
+		return fail(errno), nil
 	}
-	if flags&unix.SOCK_NONBLOCK != 0 {
-		if err := unix.SetNonblock(file, true); err != nil {
-			return graft.Answer{}, err
-		}
-	}
-	number, err := p.Add(file, flags&unix.SOCK_CLOEXEC != 0)
 	if err != nil {
-		return orRefusal(err)
+		conn.GiveBack()
+		return graft.Answer{}, err
 	}
-	return graft.Answer{Action: graft.Succeed, Value: number}, nil
+	p.accepted = conn
+	return graft.Answer{Action: graft.Succeed}, nil
+}
+
+// prepare does to a connection what the program finds done: its peer's name is written, and the flags
+// of accept4(2) are set.
+func (s *Supervisor) prepare(p *program, conn *graft.Connection, flags int) (errno unix.Errno, err error) {
+	if flags&unix.SOCK_NONBLOCK != 0 {
+		if _, err := unix.FcntlInt(uintptr(conn.File), unix.F_SETFL, unix.O_NONBLOCK); err != nil {
+			return 0, err
+		}
+	}
+	if p.request.Args[1] == 0 {
+		return 0, nil
+	}
+	return giveName(p, conn.Peer, p.request.Args[1], p.request.Args[2])
+}
+
+// reply answers a call, with the connection that it has accepted, if there is one.
+func (s *Supervisor) reply(p *program, answer graft.Answer) error {
+	r := p.request
+	if p.accepted == nil {
+		return s.answer(r, answer)
+	}
+	err := s.deliver(p)
+	if err == nil {
+		return nil
+	}
+	p.accepted.GiveBack()
+	if errors.Is(err, seccomp.ErrStale) {
+		return err
+	}
+	if answer, err = orRefusal(err); err != nil {
+		s.log.Error("connection not delivered", "pid", r.Thread, "err", err)
+	}
+	return s.answer(r, answer)
+}
+
+// deliver installs a connection in the program, and answers the call with its number: by one ioctl, else
+// a signal in between leaves the program a descriptor that it does not know of. If a signal came first,
+// somebody else gets the connection.
+//
+// The program goes on before the duplicate of the connection is closed, which keeps the connection's port.
+func (s *Supervisor) deliver(p *program) error {
+	s.delivers.RLock()
+	defer s.delivers.RUnlock()
+	a := seccomp.AddFD{ID: p.request.ID, File: uint32(p.accepted.File)}
+	if intArg(p.request, 3)&unix.SOCK_CLOEXEC != 0 {
+		a.NewFlags = unix.O_CLOEXEC
+	}
+	if err := s.listener.AddAndAnswer(&a); err != nil {
+		return fmt.Errorf("add descriptor: %w", err)
+	}
+	unix.Close(p.accepted.File)
+	return nil
+}
+
+// awaitDeliveries waits until connections that are being delivered have no duplicates here.
+func (s *Supervisor) awaitDeliveries() {
+	s.delivers.Lock()
+	s.delivers.Unlock() //nolint:staticcheck // it has waited
 }
 
 // orRefusal makes the program's own limits its errno.

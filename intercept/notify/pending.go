@@ -7,20 +7,17 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
-	"slices"
 	"strconv"
 	"time"
 
 	"golang.org/x/sys/unix"
-
-	"github.com/tsugiki/tsugiki/graft"
 )
 
 // Where a filter's calls wait killably (Linux 5.19), a signal with a handler does not interrupt a call that
 // waits here, and neither does a fatal one that comes after it: the kernel wakes a thread only for
 // the first. So the supervisor looks for signals of threads that wait, and answers ERESTARTSYS: with a
 // signal at hand, the kernel runs the handler, and then starts the call again or fails it with EINTR, as it
-// does for its own calls.
+// does for its own calls. A call with a limit (SO_RCVTIMEO) always fails with EINTR.
 //
 // The kernel must have marked the thread, or the program would see ERESTARTSYS. It marks a thread for
 // a signal of its own, and the first thread for one of the process (complete_signal of kernel/signal.c), unless
@@ -32,62 +29,54 @@ const signalPeriod = 250 * time.Millisecond
 // restartSys is ERESTARTSYS of linux/errno.h.
 const restartSys = unix.Errno(512)
 
-// interruptWaiting lets calls that wait for a connection be interrupted, until the supervisor ends.
-func (s *Supervisor) interruptWaiting() {
+// lookAfterWaiting ends calls that wait for a connection when their time is over, lets signals interrupt
+// them, and forgets those whose callers do not wait any more, until the supervisor ends.
+func (s *Supervisor) lookAfterWaiting() {
 	tick := time.NewTicker(signalPeriod)
 	defer tick.Stop()
+	limit := time.NewTimer(signalPeriod)
+	defer limit.Stop()
 	for {
 		select {
 		case <-s.stop:
 			return
 		case <-tick.C:
+			s.lookForCallers()
+		case <-s.waiting.limited:
+		case <-limit.C:
 		}
-		s.waiting.forgetWatched(func(c waitingCall) bool { return !s.listener.valid(c.request.ID) })
-		for _, c := range s.waiting.takeIf(s.isInterrupted) {
-			_ = s.answer(c.request, graft.Answer{Action: graft.Fail, Errno: restartSys}) // it has logged
+		if next := s.endExpired(); next > 0 {
+			limit.Reset(next)
 		}
 	}
 }
 
-// forgetWatched forgets the watched calls for which a condition holds.
-func (w *waiting) forgetWatched(is func(waitingCall) bool) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.watched = slices.DeleteFunc(w.watched, is)
-}
-
-// forget has a watched call not interrupted any more: the supervisor answers it.
-func (w *waiting) forget(id uint64) {
-	w.forgetWatched(func(c waitingCall) bool { return c.request.ID == id })
-}
-
-// takeIf takes the calls for which a condition holds.
-func (w *waiting) takeIf(is func(waitingCall) bool) (taken []waitingCall) {
-	w.mu.Lock()
-	defer w.mu.Unlock()
-	w.watched = slices.DeleteFunc(w.watched, func(c waitingCall) bool {
-		if !is(c) {
-			return false
+// lookForCallers forgets calls whose callers do not wait, and ends those whose callers have a signal.
+func (s *Supervisor) lookForCallers() {
+	for _, c := range s.waiting.all() {
+		if !s.listener.Valid(c.request.ID) {
+			s.waiting.take(c)
+		} else if s.isInterrupted(c) && s.waiting.take(c) {
+			_ = s.answer(c.request, fail(c.signal)) // it has logged
 		}
-		taken = append(taken, c)
-		return true
-	})
-	for cookie, calls := range w.calls {
-		var rest []waitingCall
-		for _, c := range calls {
-			if is(c) {
-				taken = append(taken, c)
-			} else {
-				rest = append(rest, c)
-			}
-		}
-		w.calls[cookie] = rest
 	}
-	return taken
+}
+
+// endExpired ends the calls whose time is over. It returns how long the next call has; 0 if none has a
+// limit.
+func (s *Supervisor) endExpired() (next time.Duration) {
+	for _, c := range s.waiting.all() {
+		if c.expired() && s.waiting.take(c) {
+			_ = s.answer(c.request, fail(unix.EAGAIN)) // it has logged
+		} else if left := time.Until(c.end); !c.end.IsZero() && (next == 0 || left < next) {
+			next = max(left, 1)
+		}
+	}
+	return next
 }
 
 // isInterrupted tells whether the thread of a call that waits has a signal to take.
-func (s *Supervisor) isInterrupted(c waitingCall) bool {
+func (s *Supervisor) isInterrupted(c *waitingCall) bool {
 	status, err := os.ReadFile(fmt.Sprintf("/proc/%d/status", c.request.Thread))
 	if err != nil {
 		if !errors.Is(err, fs.ErrNotExist) && !errors.Is(err, unix.ESRCH) {
@@ -96,7 +85,7 @@ func (s *Supervisor) isInterrupted(c waitingCall) bool {
 		return false
 	}
 	// The number may be another thread's by now.
-	return hasSignal(status) && s.listener.valid(c.request.ID)
+	return hasSignal(status) && s.listener.Valid(c.request.ID)
 }
 
 // hasSignal reads /proc/TID/status (proc(5)), and tells whether the kernel has marked the thread.

@@ -44,13 +44,14 @@ func TestAnsweredCallsAreNotInterrupted(t *testing.T) {
 	}
 	defer unix.Close(p.request.Number)
 	for _, p.request.Name = range []gate.Name{gate.AcceptedName, gate.AcceptName} {
-		p.s.waiting.watched = []waitingCall{{request: gate.Request{ID: p.request.ID + 1}}, {request: p.request}}
+		other := &waitingCall{request: gate.Request{ID: p.request.ID + 1}}
+		w := &p.s.waiting
+		w.queues = map[uint64]*queue{watched: {calls: []*waitingCall{other, {request: p.request}}}}
 		if _, err := p.s.name(p); err != nil {
 			t.Fatal(err)
 		}
-		taken := p.s.waiting.takeIf(func(waitingCall) bool { return true })
-		if len(taken) != 1 || taken[0].request.ID != p.request.ID+1 {
-			t.Errorf("name %d: %v would be interrupted, want the other call alone", p.request.Name, taken)
+		if left := w.all(); len(left) != 1 || left[0] != other {
+			t.Errorf("name %d: %v would be interrupted, want the other call alone", p.request.Name, left)
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/tsugiki/tsugiki/graft"
 	"github.com/tsugiki/tsugiki/internal/sys/pidfd"
 	"github.com/tsugiki/tsugiki/internal/sys/proc"
+	"github.com/tsugiki/tsugiki/internal/sys/seccomp"
 	"github.com/tsugiki/tsugiki/internal/sys/tracee"
 )
 
@@ -110,6 +111,9 @@ type program struct {
 	request gate.Request
 	call    uint64 // request.ID, or that of the call which a signal interrupted and the kernel restarts
 	again   bool
+	waited  *waitingCall // nil: the call has not waited for a connection
+	// accepted is the connection with which the call is answered.
+	accepted *graft.Connection
 }
 
 func (p *program) Thread() int { return p.request.Thread }
@@ -119,8 +123,8 @@ func (p *program) Call() uint64 { return p.call }
 func (p *program) Again() bool { return p.again }
 
 func (p *program) valid() error {
-	if !p.s.listener.valid(p.request.ID) {
-		return errStale
+	if !p.s.listener.Valid(p.request.ID) {
+		return seccomp.ErrStale
 	}
 	return nil
 }
@@ -167,22 +171,22 @@ func (p *program) Capable(capability int) (bool, error) {
 }
 
 func (p *program) Install(number, file int, closeOnExec bool) error {
-	a := addFd{id: p.request.ID, flags: unix.SECCOMP_ADDFD_FLAG_SETFD, srcFd: uint32(file), newFd: uint32(number)}
+	a := seccomp.AddFD{ID: p.request.ID, Flags: unix.SECCOMP_ADDFD_FLAG_SETFD, File: uint32(file), Number: uint32(number)}
 	if closeOnExec {
-		a.newFdFlags = unix.O_CLOEXEC
+		a.NewFlags = unix.O_CLOEXEC
 	}
-	if _, err := p.s.listener.addFd(&a); err != nil {
+	if _, err := p.s.listener.Add(&a); err != nil {
 		return fmt.Errorf("replace descriptor %d: %w", number, err)
 	}
 	return nil
 }
 
 func (p *program) Add(file int, closeOnExec bool) (int, error) {
-	a := addFd{id: p.request.ID, srcFd: uint32(file)}
+	a := seccomp.AddFD{ID: p.request.ID, File: uint32(file)}
 	if closeOnExec {
-		a.newFdFlags = unix.O_CLOEXEC
+		a.NewFlags = unix.O_CLOEXEC
 	}
-	number, err := p.s.listener.addFd(&a)
+	number, err := p.s.listener.Add(&a)
 	if err != nil {
 		return -1, fmt.Errorf("add descriptor: %w", err)
 	}

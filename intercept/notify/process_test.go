@@ -16,6 +16,7 @@ import (
 	"github.com/tsugiki/tsugiki/gate"
 	"github.com/tsugiki/tsugiki/graft"
 	"github.com/tsugiki/tsugiki/internal/sys/pidfd"
+	"github.com/tsugiki/tsugiki/internal/sys/seccomp"
 	"github.com/tsugiki/tsugiki/internal/sys/tracee"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
@@ -105,26 +106,21 @@ func waits(t *testing.T) *program {
 		listeners <- int(fd)
 		_, _, _ = unix.Syscall(unix.SYS_GETPPID, 0, 0, 0)
 	}()
-	l := listener{<-listeners}
-	if l.fd < 0 {
+	l := seccomp.Listener(<-listeners)
+	if l < 0 {
 		t.Fatal("no filter with a listener")
 	}
-	var notification struct {
-		id    uint64
-		pid   uint32
-		flags uint32
-		data  [64]byte
-	}
-	if err := l.ioctl(unix.SECCOMP_IOCTL_NOTIF_RECV, unsafe.Pointer(&notification)); err != nil {
+	n, err := l.Receive()
+	if err != nil {
 		t.Fatal(err)
 	}
-	p := &program{s: &Supervisor{listener: l}, request: gate.Request{ID: notification.id, Thread: int(notification.pid)}}
+	p := &program{s: &Supervisor{listener: l}, request: gate.Request{ID: n.ID, Thread: int(n.Thread)}}
 	t.Cleanup(func() {
-		if err := l.send(&response{id: notification.id, flags: unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE}); err != nil {
+		if err := l.Answer(&seccomp.Response{ID: n.ID, Flags: unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE}); err != nil {
 			t.Error(err)
 		}
 		p.s.processes.closeAll()
-		unix.Close(l.fd)
+		unix.Close(int(l))
 	})
 	return p
 }
@@ -229,7 +225,7 @@ func TestGoneCaller(t *testing.T) {
 			"user":        func() error { _, _, err := p.User(); return err },
 			"capability":  func() error { _, err := p.Capable(unix.CAP_NET_ADMIN); return err },
 			"descriptors": func() error { _, err := p.Descriptors(file); return err },
-			"accept":      func() error { return p.s.await(p) },
+			"accept":      func() error { _, err := p.s.await(p); return err },
 		}
 	}
 	before := testkit.NextFile(t)
@@ -237,14 +233,14 @@ func TestGoneCaller(t *testing.T) {
 	interrupted.request.ID++
 	interrupted.request.Number = file
 	for name, ask := range questions(interrupted) {
-		if err := ask(); !errors.Is(err, errStale) {
-			t.Errorf("%s of an interrupted call: %v, want %v", name, err, errStale)
+		if err := ask(); !errors.Is(err, seccomp.ErrStale) {
+			t.Errorf("%s of an interrupted call: %v, want %v", name, err, seccomp.ErrStale)
 		}
 	}
 	gone := &program{s: p.s, request: p.request}
 	gone.request.Thread = 1 << 30 // above the largest that there can be
 	for name, ask := range questions(gone) {
-		if err := ask(); !errors.Is(err, unix.ESRCH) && !errors.Is(err, os.ErrNotExist) || errors.Is(err, errStale) {
+		if err := ask(); !errors.Is(err, unix.ESRCH) && !errors.Is(err, os.ErrNotExist) || errors.Is(err, seccomp.ErrStale) {
 			t.Errorf("%s of a thread that is gone: %v, want ESRCH or ENOENT", name, err)
 		}
 	}

@@ -30,13 +30,15 @@ import (
 	"github.com/tsugiki/tsugiki/graft"
 	"github.com/tsugiki/tsugiki/internal/cputime"
 	"github.com/tsugiki/tsugiki/internal/sys/forks"
+	"github.com/tsugiki/tsugiki/internal/sys/seccomp"
 	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 )
 
 // Supervisor serves the gate of one container.
 type Supervisor struct {
-	listener  listener
+	listener  seccomp.Listener
 	gate      *gate.Gate
+	ended     <-chan struct{} // closed when the gate has ended
 	engine    *graft.Engine
 	slots     *Slots
 	log       *slog.Logger
@@ -45,6 +47,7 @@ type Supervisor struct {
 	done      sync.WaitGroup
 	closing   atomic.Bool
 	waiting   waiting
+	delivers  sync.RWMutex  // read-locked while a program has a connection of which we have a duplicate
 	stop      chan struct{} // closed by End,
 	stopping  sync.Once     // once
 	gone      func(error)
@@ -64,7 +67,7 @@ type Supervisor struct {
 // to answer calls.
 func New(l *os.File, g *gate.Gate, engine *graft.Engine, slots *Slots, log *slog.Logger, gone func(error), work *cputime.Meter) *Supervisor {
 	return &Supervisor{
-		listener: listener{int(l.Fd())}, gate: g, engine: engine, slots: slots, log: log, threads: newThreads(),
+		listener: seccomp.Listener(l.Fd()), gate: g, ended: g.Ended(), engine: engine, slots: slots, log: log, threads: newThreads(),
 		stop: make(chan struct{}), gone: gone, work: work,
 	}
 }
@@ -131,9 +134,9 @@ func (s *Supervisor) Start() {
 		case r.Answered:
 			s.tell(r) // in order
 		case !s.closing.Load(): // else the next supervisor is asked, if there is one
-			s.begin(r, came)
+			s.begin(r, came, nil)
 		}
-	}, s.listener.valid, func(err error) {
+	}, s.listener.Valid, func(err error) {
 		defer s.done.Done()
 		if !s.closing.Load() && !errors.Is(err, os.ErrClosed) {
 			s.gone(err)
@@ -141,9 +144,10 @@ func (s *Supervisor) Start() {
 	})
 }
 
-// begin handles a request once there is a slot for it, if there will be one.
-func (s *Supervisor) begin(r gate.Request, came time.Time) {
-	leave := s.slots.take(s.stop, s.gate.Ended())
+// begin handles a request once there is a slot for it, if there will be one. waited is its call, if it has
+// waited for a connection.
+func (s *Supervisor) begin(r gate.Request, came time.Time, waited *waitingCall) {
+	leave := s.slots.take(s.stop, s.ended)
 	if leave == nil {
 		return // it ends
 	}
@@ -151,7 +155,7 @@ func (s *Supervisor) begin(r gate.Request, came time.Time) {
 	go func() {
 		defer s.done.Done()
 		defer leave()
-		s.work.Do(func() { s.handle(r, came) })
+		s.work.Do(func() { s.handle(r, came, waited) })
 	}()
 }
 
@@ -185,8 +189,8 @@ func (s *Supervisor) count(r gate.Request, answer graft.Answer, took time.Durati
 	}
 }
 
-func (s *Supervisor) handle(r gate.Request, came time.Time) {
-	p := &program{s: s, request: r, call: r.ID, again: r.Again}
+func (s *Supervisor) handle(r gate.Request, came time.Time, waited *waitingCall) {
+	p := &program{s: s, request: r, call: r.ID, again: r.Again, waited: waited}
 	if id, found := s.threads.begin(r); found {
 		p.call, p.again = id, true
 	}
@@ -196,7 +200,7 @@ func (s *Supervisor) handle(r gate.Request, came time.Time) {
 		return // it is handled again
 	}
 	switch {
-	case errors.Is(err, errStale), errors.Is(err, unix.ESRCH):
+	case errors.Is(err, seccomp.ErrStale), errors.Is(err, unix.ESRCH):
 		s.log.Debug("caller is gone", "pid", r.Thread, "syscall", r.Call)
 	case err != nil && s.closing.Load():
 		s.log.Debug("call not grafted at the end", "pid", r.Thread, "syscall", r.Call, "err", err)
@@ -211,7 +215,7 @@ func (s *Supervisor) handle(r gate.Request, came time.Time) {
 	// Before the program goes on, which may ask what has been counted, and denied.
 	s.count(r, answer, time.Since(came))
 	s.logOutcome(r, answer)
-	stale := errors.Is(s.answer(r, answer), errStale)
+	stale := errors.Is(s.reply(p, answer), seccomp.ErrStale)
 	if stale && r.Call == gate.Bind && (answer.Action == graft.Succeed || p.call != r.ID) {
 		s.threads.interrupt(r, p.call)
 	}
@@ -236,8 +240,9 @@ func (s *Supervisor) dispatch(p *program) (graft.Answer, error) {
 		return s.engine.Send(p, r.Number, to)
 	case gate.Bind:
 		// A child that was forked while we had a socket of the program's has it, and its port,
-		// even if the program has closed it since.
+		// even if the program has closed it since. So has a connection that is being delivered.
 		forks.Await()
+		s.awaitDeliveries()
 		if afgraft.IsAddress(r.Address) {
 			return s.bindNamed(p)
 		}
@@ -274,17 +279,17 @@ func (s *Supervisor) tell(r gate.Request) {
 }
 
 func (s *Supervisor) answer(r gate.Request, answer graft.Answer) error {
-	reply := response{id: r.ID}
+	reply := seccomp.Response{ID: r.ID}
 	switch answer.Action {
 	case graft.Proceed:
-		reply.flags = unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE
+		reply.Flags = unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE
 	case graft.Fail:
-		reply.errno = -int32(answer.Errno)
+		reply.Errno = -int32(answer.Errno)
 	case graft.Succeed:
-		reply.value = int64(answer.Value)
+		reply.Value = int64(answer.Value)
 	}
-	err := s.listener.send(&reply)
-	if err != nil && !errors.Is(err, errStale) {
+	err := s.listener.Answer(&reply)
+	if err != nil && !errors.Is(err, seccomp.ErrStale) {
 		s.log.Error("answer notification", "pid", r.Thread, "syscall", r.Call, "err", err)
 	}
 	return err

@@ -30,6 +30,8 @@ func TestMain(m *testing.M) {
 	switch {
 	case launch.IsChild():
 		launch.Child()
+	case os.Getenv(acceptEnv) != "":
+		os.Exit(acceptUnderFilter(os.Getenv(acceptEnv)))
 	case os.Getenv(programEnv) != "":
 		os.Exit(listenForEver(os.Getenv(programEnv)))
 	}

@@ -23,13 +23,15 @@ func TestWaitingListenersAreBounded(t *testing.T) {
 		t.Fatal(err)
 	}
 	w := &p.s.waiting
-	for gone := uint64(1); gone <= 10*waitingRoom; gone++ {
-		w.calls[1<<60+gone] = []waitingCall{{request: gate.Request{ID: p.request.ID + gone}}}
+	for gone := uint64(1); gone <= 100; gone++ {
+		c := &waitingCall{request: gate.Request{ID: p.request.ID + gone}, cookie: 1<<60 + gone}
+		w.queues[c.cookie] = &queue{calls: []*waitingCall{c}}
 	}
-	if err := p.s.await(p); !errors.Is(err, errWaits) {
+	if _, err := p.s.await(p); !errors.Is(err, errWaits) {
 		t.Fatal(err)
 	}
-	if len(w.calls) != 1 {
-		t.Errorf("%d listeners are remembered, want the one that is waited for", len(w.calls))
+	p.s.lookForCallers()
+	if len(w.queues) != 1 {
+		t.Errorf("%d listeners are remembered, want the one that is waited for", len(w.queues))
 	}
 }

@@ -10,7 +10,7 @@ import (
 
 // Addresses returns the addresses of the namespace's links.
 func (ns *NS) Addresses() (list []netip.Addr, err error) {
-	err = ns.Do(func() error {
+	err = ns.In(func() error {
 		addrs, err := Dump(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
 		for _, a := range addrs {
 			if addr, ok := netip.AddrFromSlice(a.IP); ok {

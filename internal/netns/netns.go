@@ -30,6 +30,7 @@ type NS struct {
 	f      *os.File
 	cookie uint64
 	inode  uint64
+	diag   diag
 }
 
 // Current opens the network namespace of the calling thread.
@@ -212,4 +213,9 @@ func (ns *NS) Inode() uint64 { return ns.inode }
 func (ns *NS) File() *os.File { return ns.f }
 
 // Close lets go of the namespace.
-func (ns *NS) Close() error { return ns.f.Close() }
+func (ns *NS) Close() error {
+	ns.diag.mu.Lock()
+	defer ns.diag.mu.Unlock()
+	ns.diag.close()
+	return ns.f.Close()
+}

@@ -89,35 +89,6 @@ func SocketsAt(protocol int, port uint16) (list []Socket, err error) {
 	return list, nil
 }
 
-// ListenerAt returns the TCP socket of the calling thread's namespace that would take a connection to
-// an address; found is false if there is none. It takes the same time whatever sockets there are.
-func ListenerAt(at netip.AddrPort) (s Socket, found bool, err error) {
-	data := make([]byte, diagRequestSize)
-	data[0], data[1] = unix.AF_INET6, unix.IPPROTO_TCP
-	if at.Addr().Is4() {
-		data[0] = unix.AF_INET
-	}
-	binary.BigEndian.PutUint16(data[8:], at.Port())
-	copy(data[12:], at.Addr().AsSlice())
-	copy(data[48:], []byte{255, 255, 255, 255, 255, 255, 255, 255}) // INET_DIAG_NOCOOKIE
-	req := nl.NewNetlinkRequest(nl.SOCK_DIAG_BY_FAMILY, 0)
-	req.AddRawData(data)
-	messages, err := req.Execute(unix.NETLINK_SOCK_DIAG, nl.SOCK_DIAG_BY_FAMILY)
-	if errors.Is(err, unix.ENOENT) {
-		return s, false, nil
-	}
-	if err == nil && len(messages) != 1 {
-		err = fmt.Errorf("%d answers", len(messages))
-	}
-	if err == nil {
-		s, err = parseSocket(unix.IPPROTO_TCP, messages[0])
-	}
-	if err != nil {
-		return s, false, fmt.Errorf("find listener at %s by sock_diag: %w", at, err)
-	}
-	return s, true, nil
-}
-
 // sockets finds those of the calling thread's namespace.
 func sockets() (list []Socket, err error) {
 	for _, family := range []uint8{unix.AF_INET, unix.AF_INET6} {

@@ -1,6 +1,7 @@
 package netns
 
 import (
+	"encoding/binary"
 	"maps"
 	"net"
 	"net/netip"
@@ -98,6 +99,32 @@ func listenAt(at netip.AddrPort, udp bool, only int) (int, error) {
 	return file, err
 }
 
+// An answer to another question, or to none, is no answer; nor is one that others sent or that is cut short.
+func TestAnswerOfSockDiag(t *testing.T) {
+	kernel := &unix.SockaddrNetlink{}
+	d := &diag{seq: 7}
+	good := make([]byte, unix.SizeofNlMsghdr+4)
+	binary.NativeEndian.PutUint32(good, uint32(len(good)))
+	binary.NativeEndian.PutUint16(good[4:], unix.SOCK_DIAG_BY_FAMILY)
+	binary.NativeEndian.PutUint32(good[8:], d.seq)
+	if got, err := d.check(good, kernel); err != nil || len(got) != 4 {
+		t.Errorf("%v, %v", got, err)
+	}
+	changed := func(at int, to byte) []byte {
+		b := slices.Clone(good)
+		b[at] = to
+		return b
+	}
+	for what, answer := range map[string][]byte{"none": nil, "earlier": changed(8, 6), "cut": changed(0, 40), "short": changed(0, 3), "kind": changed(4, unix.NLMSG_DONE)} {
+		if got, err := d.check(answer, kernel); err == nil {
+			t.Errorf("%s: %v", what, got)
+		}
+	}
+	if got, err := d.check(good, &unix.SockaddrNetlink{Pid: 3}); err == nil {
+		t.Errorf("of a process: %v", got)
+	}
+}
+
 // ListenerAt finds who takes a connection to an address, and no socket that only has the port.
 func TestListenerAt(t *testing.T) {
 	if os.Geteuid() != 0 {
@@ -132,7 +159,7 @@ func TestListenerAt(t *testing.T) {
 			"198.51.100.1:82": "198.51.100.1:82", "127.0.0.1:82": "", "127.0.0.1:83": "0.0.0.0:83", "0.0.0.0:83": "0.0.0.0:83", "[::1]:83": "",
 			"127.0.0.1:84": "", "127.0.0.1:85": "",
 		} {
-			got, found, err := ListenerAt(netip.MustParseAddrPort(at))
+			got, found, err := ns.ListenerAt(netip.MustParseAddrPort(at))
 			if err != nil || found != (want != "") || found && (got.At.String() != want || got.Cgroup == 0) {
 				t.Errorf("%s: %+v, %v, %v, want %s", at, got, found, err, want)
 			}
@@ -197,7 +224,7 @@ func TestPeers(t *testing.T) {
 			}
 			defer accepted.Close()
 		}
-		s, _, err := ListenerAt(netip.MustParseAddrPort("127.0.0.1:80"))
+		s, _, err := ns.ListenerAt(netip.MustParseAddrPort("127.0.0.1:80"))
 		if err != nil {
 			return err
 		}

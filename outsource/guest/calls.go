@@ -8,6 +8,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/internal/sys/seccomp"
 	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 	"github.com/tsugiki/tsugiki/outsource/wire"
 )
@@ -18,7 +19,7 @@ const connectPatience = time.Hour
 // connect answers connect(2). The host begins to connect, and the guest's vsock socket connects until
 // the host's has. A call that waits is answered here, because vsock has no errno of TCP.
 func (s *supervisor) connect(c *caller, k *kind) (answer, error) {
-	to, is, err := c.name(c.args[1], c.number(2))
+	to, is, err := c.name(c.Args[1], c.number(2))
 	if err != nil || !is {
 		return carryOn, err
 	}
@@ -123,7 +124,7 @@ func (s *supervisor) connectNew(c *caller, k *kind, handle uint32, waits bool) (
 	if err != nil || a.errno != 0 && !goesOn {
 		s.letGo(handle)
 	}
-	if errors.Is(err, errStale) {
+	if errors.Is(err, seccomp.ErrStale) {
 		return a, err
 	}
 	return a, faultOf(err)
@@ -253,7 +254,7 @@ func (s *supervisor) connectData(file int, handle uint32) error {
 
 // bind answers bind(2). What no rule covers is the guest's own.
 func (s *supervisor) bind(c *caller, k *kind) (answer, error) {
-	at, is, err := c.name(c.args[1], c.number(2))
+	at, is, err := c.name(c.Args[1], c.number(2))
 	if k.handle != 0 && err == nil {
 		if is && s.unheard.take(change{k.handle, at}) {
 			return answer{}, nil
@@ -307,7 +308,7 @@ func (s *supervisor) listen(c *caller, k *kind) (answer, error) {
 	if err := unix.Listen(k.file, c.number(1)); err != nil {
 		return carryOn, faultOf(err)
 	}
-	reply, err := s.control.call(&wire.Message{Op: wire.Listen, Handle: k.handle, Number: uint32(c.args[1])})
+	reply, err := s.control.call(&wire.Message{Op: wire.Listen, Handle: k.handle, Number: uint32(c.Args[1])})
 	if err != nil {
 		return carryOn, faultOf(err)
 	}
@@ -358,7 +359,7 @@ func (s *supervisor) acceptOnce(c *caller, k *kind, flags int) error {
 		return err
 	}
 	err = s.tellPeer(c, file)
-	keep := errors.Is(err, errStale) // else it ends, as the kernel ends one whose name has no room
+	keep := errors.Is(err, seccomp.ErrStale) // else it ends, as the kernel ends one whose name has no room
 	if err == nil {
 		err = s.hand(c, file, flags)
 		keep = err != nil
@@ -373,7 +374,7 @@ func (s *supervisor) acceptOnce(c *caller, k *kind, flags int) error {
 
 // tellPeer writes the name of a connection's peer where accept(2) wants it.
 func (s *supervisor) tellPeer(c *caller, file int) error {
-	if c.args[1] == 0 {
+	if c.Args[1] == 0 {
 		return nil
 	}
 	handle, port, _ := handleOf(file)
@@ -385,7 +386,7 @@ func (s *supervisor) tellPeer(c *caller, file int) error {
 	if err != nil {
 		return err
 	}
-	return c.give(sockaddr.Bytes(peer), c.args[1], c.args[2], true)
+	return c.give(sockaddr.Bytes(peer), c.Args[1], c.Args[2], true)
 }
 
 // hand gives a program a connection, and answers its call with the number.
@@ -393,11 +394,11 @@ func (s *supervisor) hand(c *caller, file, flags int) error {
 	if err := unix.SetNonblock(file, flags&unix.SOCK_NONBLOCK != 0); err != nil {
 		return faultOf(err)
 	}
-	a := addFD{id: c.id, srcFD: uint32(file)}
+	a := seccomp.AddFD{ID: c.ID, File: uint32(file)}
 	if flags&unix.SOCK_CLOEXEC != 0 {
-		a.newFDFlags = unix.O_CLOEXEC
+		a.NewFlags = unix.O_CLOEXEC
 	}
-	return s.listener.addAndAnswer(&a) // the program's limits are its errno
+	return s.listener.AddAndAnswer(&a) // the program's limits are its errno
 }
 
 // which returns the handle of a connection. If the connection's names do not say it, they say the listener
@@ -439,5 +440,5 @@ func (s *supervisor) name(c *caller, k *kind, peer bool) (answer, error) {
 	if !name.IsValid() {
 		return carryOn, fmt.Errorf("handle %d has no name", k.handle)
 	}
-	return answer{}, c.give(sockaddr.Bytes(name), c.args[1], c.args[2], true)
+	return answer{}, c.give(sockaddr.Bytes(name), c.Args[1], c.Args[2], true)
 }

@@ -30,7 +30,7 @@ func (c *control) isOwn(addr netip.Addr) bool {
 // connectDatagrams answers connect(2) of a UDP socket. The supervisor makes the call. If that makes the
 // socket one whose datagrams go to the host, the host is asked whether they may.
 func (s *supervisor) connectDatagrams(c *caller, k *kind) (answer, error) {
-	to, is, err := c.name(c.args[1], c.number(2))
+	to, is, err := c.name(c.Args[1], c.number(2))
 	if err != nil || !is || staysInGuest(to) {
 		return carryOn, err
 	}
@@ -106,7 +106,7 @@ func (s *supervisor) seenAs(port uint16, peer netip.AddrPort) (name netip.AddrPo
 // bindDatagrams answers bind(2) of a UDP socket: the host has a socket for it if a rule covers the address.
 // Then the guest's kernel carries on.
 func (s *supervisor) bindDatagrams(c *caller, k *kind) (answer, error) {
-	at, is, err := c.name(c.args[1], c.number(2))
+	at, is, err := c.name(c.Args[1], c.number(2))
 	if err != nil || !is || at.Port() == 0 || at.Addr().Unmap().IsLoopback() {
 		return carryOn, err
 	}
@@ -140,7 +140,7 @@ func (s *supervisor) nameDatagrams(c *caller, k *kind) (answer, error) {
 	if err != nil || errno != 0 || !name.IsValid() {
 		return carryOn, faultOf(err)
 	}
-	return answer{}, c.give(sockaddr.Bytes(name), c.args[1], c.args[2], true)
+	return answer{}, c.give(sockaddr.Bytes(name), c.Args[1], c.Args[2], true)
 }
 
 // bindPatience is how long the kernel may take to carry on with a bind(2) of a UDP socket. Until then its

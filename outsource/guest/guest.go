@@ -30,6 +30,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/internal/sys/fdpass"
+	"github.com/tsugiki/tsugiki/internal/sys/seccomp"
 )
 
 // Program is a program to run.
@@ -72,7 +73,7 @@ func Run(p Program) (unix.WaitStatus, error) {
 const childName = "tsugiki: guest"
 
 // start starts the child, and takes the listener.
-func start(p Program) (*exec.Cmd, listener, error) {
+func start(p Program) (*exec.Cmd, seccomp.Listener, error) {
 	ours, theirs, err := fdpass.Pair("guest")
 	if err != nil {
 		return nil, -1, fmt.Errorf("start program: %w", err)
@@ -110,7 +111,7 @@ func start(p Program) (*exec.Cmd, listener, error) {
 }
 
 // take takes the listener out of the child's message.
-func take[T any](read func(b, oob []byte) (n, oobn, flags int, addr T, err error)) (listener, error) {
+func take[T any](read func(b, oob []byte) (n, oobn, flags int, addr T, err error)) (seccomp.Listener, error) {
 	b, oob := make([]byte, 256), make([]byte, unix.CmsgSpace(4))
 	n, oobn, _, _, err := read(b, oob)
 	if err != nil {
@@ -120,7 +121,7 @@ func take[T any](read func(b, oob []byte) (n, oobn, flags int, addr T, err error
 	if len(fds) != 1 {
 		return -1, fmt.Errorf("start program: %s", b[:n])
 	}
-	return listener(fds[0]), nil
+	return seccomp.Listener(fds[0]), nil
 }
 
 // ExecError means that the program could not be executed.

@@ -13,7 +13,7 @@ import (
 func (s *supervisor) getOption(c *caller, k *kind) (answer, error) {
 	level, option := c.number(1), c.number(2)
 	word := func(v int) (answer, error) {
-		return answer{}, c.give(binary.NativeEndian.AppendUint32(nil, uint32(v)), c.args[3], c.args[4], false)
+		return answer{}, c.give(binary.NativeEndian.AppendUint32(nil, uint32(v)), c.Args[3], c.Args[4], false)
 	}
 	if level == unix.SOL_SOCKET {
 		switch option {
@@ -43,7 +43,7 @@ func (s *supervisor) getOption(c *caller, k *kind) (answer, error) {
 		}
 	}
 	var raw [4]byte
-	if err := c.read(c.args[4], raw[:]); err != nil {
+	if err := c.read(c.Args[4], raw[:]); err != nil {
 		return carryOn, err
 	}
 	size := int(int32(binary.NativeEndian.Uint32(raw[:])))
@@ -61,7 +61,7 @@ func (s *supervisor) getOption(c *caller, k *kind) (answer, error) {
 	case len(reply.Options) != 1:
 		return carryOn, errors.New("the host has not said an option")
 	}
-	return answer{}, c.give(reply.Options[0].Value, c.args[3], c.args[4], false)
+	return answer{}, c.give(reply.Options[0].Value, c.Args[3], c.Args[4], false)
 }
 
 // setOption answers setsockopt(2).
@@ -71,7 +71,7 @@ func (s *supervisor) setOption(c *caller, k *kind) (answer, error) {
 		return answer{errno: unix.EINVAL}, nil
 	}
 	value := make([]byte, size)
-	if err := c.read(c.args[3], value); err != nil {
+	if err := c.read(c.Args[3], value); err != nil {
 		return carryOn, err
 	}
 	reply, err := s.control.call(&wire.Message{Op: wire.Set, Handle: k.handle, Options: []wire.Option{{

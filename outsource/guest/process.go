@@ -12,6 +12,7 @@ import (
 
 	"github.com/tsugiki/tsugiki/internal/sys/pidfd"
 	"github.com/tsugiki/tsugiki/internal/sys/proc"
+	"github.com/tsugiki/tsugiki/internal/sys/seccomp"
 	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 	"github.com/tsugiki/tsugiki/internal/sys/thread"
 	"github.com/tsugiki/tsugiki/internal/sys/tracee"
@@ -23,8 +24,8 @@ import (
 // afterwards, which valid asks. A program may change its memory and its descriptors at any time; then
 // it gets another answer, and nobody else does: the host, not the supervisor, is the wall.
 type caller struct {
-	*notification
-	listener listener
+	*seccomp.Notification
+	listener seccomp.Listener
 	pid      int            // of its process
 	process  pidfd.FD       // of its process
 	memory   *tracee.Memory // nil until it is needed
@@ -32,9 +33,9 @@ type caller struct {
 }
 
 // openCaller finds the process of a call.
-func openCaller(l listener, n *notification) (*caller, error) {
-	c := &caller{notification: n, listener: l, process: pidfd.None}
-	status, err := proc.Status(int(n.tid))
+func openCaller(l seccomp.Listener, n *seccomp.Notification) (*caller, error) {
+	c := &caller{Notification: n, listener: l, process: pidfd.None}
+	status, err := proc.Status(int(n.Thread))
 	var ids []int
 	if err == nil {
 		ids, err = status.Numbers("Tgid")
@@ -66,14 +67,14 @@ func (c *caller) close() {
 }
 
 func (c *caller) valid() error {
-	if !c.listener.valid(c.id) {
-		return errStale
+	if !c.listener.Valid(c.ID) {
+		return seccomp.ErrStale
 	}
 	return nil
 }
 
 // number returns an argument that is a descriptor or another int.
-func (c *caller) number(i int) int { return int(int32(c.args[i])) }
+func (c *caller) number(i int) int { return int(int32(c.Args[i])) }
 
 // file duplicates the descriptor that is the call's first argument.
 func (c *caller) file() (int, error) {
@@ -92,7 +93,7 @@ func (c *caller) open() error {
 	if c.memory != nil {
 		return nil
 	}
-	m, err := tracee.OpenMemory(int(c.tid))
+	m, err := tracee.OpenMemory(int(c.Thread))
 	if verr := c.valid(); verr != nil {
 		if err == nil {
 			m.Close()
@@ -169,9 +170,9 @@ type watched struct {
 
 // replace puts a file in the place of another, under each number that the process has for it.
 func (c *caller) replace(old, file int) error {
-	list, err := tracee.Descriptors(int(c.tid), old)
+	list, err := tracee.Descriptors(int(c.Thread), old)
 	if errors.Is(err, unix.ESRCH) {
-		return errStale
+		return seccomp.ErrStale
 	}
 	if err != nil {
 		return err
@@ -284,11 +285,11 @@ func (w *watched) add(us pidfd.FD, file, top int) error {
 
 // install puts a file under a number of the program's.
 func (c *caller) install(file int, d tracee.Descriptor) error {
-	a := addFD{id: c.id, flags: unix.SECCOMP_ADDFD_FLAG_SETFD, srcFD: uint32(file), newFD: uint32(d.Number)}
+	a := seccomp.AddFD{ID: c.ID, Flags: unix.SECCOMP_ADDFD_FLAG_SETFD, File: uint32(file), Number: uint32(d.Number)}
 	if d.CloseOnExec {
-		a.newFDFlags = unix.O_CLOEXEC
+		a.NewFlags = unix.O_CLOEXEC
 	}
-	if _, err := c.listener.add(&a); err != nil {
+	if _, err := c.listener.Add(&a); err != nil {
 		return fmt.Errorf("replace descriptor %d: %w", d.Number, err)
 	}
 	return nil

@@ -10,13 +10,14 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/internal/sys/seccomp"
 	"github.com/tsugiki/tsugiki/outsource/wire"
 )
 
 // supervisor answers the calls of programs under a filter.
 type supervisor struct {
 	control  *control
-	listener listener
+	listener seccomp.Listener
 	log      *slog.Logger
 	queues   *queues
 	unheard  unheard
@@ -43,7 +44,7 @@ var carryOn = answer{proceed: true}
 // serve answers calls until the last program under the filter has ended.
 func (s *supervisor) serve() error {
 	for {
-		n, err := s.listener.receive()
+		n, err := s.listener.Receive()
 		if errors.Is(err, unix.ENOENT) {
 			return nil
 		}
@@ -56,31 +57,31 @@ func (s *supervisor) serve() error {
 
 // reply answers one call. A fault of ours lets the kernel carry on: on a socket of the guest's, the
 // program gets what it gets without the host.
-func (s *supervisor) reply(n *notification) {
-	r := response{id: n.id, flags: proceed}
+func (s *supervisor) reply(n *seccomp.Notification) {
+	r := seccomp.Response{ID: n.ID, Flags: proceed}
 	a, err := s.handle(n)
 	var errno unix.Errno
 	switch {
-	case errors.Is(err, errStale), a.given:
+	case errors.Is(err, seccomp.ErrStale), a.given:
 		return
 	case errors.As(err, &errno):
-		r = response{id: n.id, errno: -int32(errno)}
+		r = seccomp.Response{ID: n.ID, Errno: -int32(errno)}
 	case err != nil:
-		s.log.Error("call is not outsourced", "pid", n.tid, "syscall", n.nr, "err", err)
+		s.log.Error("call is not outsourced", "pid", n.Thread, "syscall", n.Number, "err", err)
 	case a.errno != 0:
-		r = response{id: n.id, errno: -int32(a.errno)}
+		r = seccomp.Response{ID: n.ID, Errno: -int32(a.errno)}
 	case !a.proceed:
-		r = response{id: n.id}
+		r = seccomp.Response{ID: n.ID}
 	}
-	switch err = s.listener.answer(&r); {
+	switch err = s.listener.Answer(&r); {
 	case err == nil:
 		s.unheard.take(a.change)
-	case !errors.Is(err, errStale):
-		s.log.Error("answer a call", "pid", n.tid, "syscall", n.nr, "err", err)
+	case !errors.Is(err, seccomp.ErrStale):
+		s.log.Error("answer a call", "pid", n.Thread, "syscall", n.Number, "err", err)
 	}
 }
 
-func (s *supervisor) handle(n *notification) (answer, error) {
+func (s *supervisor) handle(n *seccomp.Notification) (answer, error) {
 	c, err := openCaller(s.listener, n)
 	if err != nil {
 		return carryOn, faultOf(err)
@@ -104,7 +105,7 @@ func (s *supervisor) handle(n *notification) (answer, error) {
 	if k.datagrams {
 		return s.handleDatagrams(c, k)
 	}
-	switch n.nr {
+	switch n.Number {
 	case unix.SYS_CONNECT:
 		return s.connect(c, k)
 	case unix.SYS_BIND:
@@ -113,7 +114,7 @@ func (s *supervisor) handle(n *notification) (answer, error) {
 	if k.handle == 0 {
 		return carryOn, nil // a socket of the guest's
 	}
-	switch n.nr {
+	switch n.Number {
 	case unix.SYS_LISTEN:
 		return s.listen(c, k)
 	case unix.SYS_ACCEPT:
@@ -134,7 +135,7 @@ func (s *supervisor) handle(n *notification) (answer, error) {
 
 // handleDatagrams answers a call on a UDP socket.
 func (s *supervisor) handleDatagrams(c *caller, k *kind) (answer, error) {
-	switch c.nr {
+	switch c.Number {
 	case unix.SYS_CONNECT:
 		return s.connectDatagrams(c, k)
 	case unix.SYS_BIND:

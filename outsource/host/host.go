@@ -55,7 +55,7 @@ type Engine interface {
 	Send(p graft.Program, number int, to netip.AddrPort) (graft.Answer, error)
 	Bind(p graft.Program, number int, addr netip.AddrPort) (graft.Answer, error)
 	Listen(p graft.Program, number, backlog int) (graft.Answer, error)
-	Accept(p graft.Program, number int) (file int, peer netip.AddrPort, waits bool, answer graft.Answer, err error)
+	Accept(p graft.Program, number int) (c *graft.Connection, waits bool, answer graft.Answer, err error)
 	Name(p graft.Program, number int, peer bool) (netip.AddrPort, graft.Answer, error)
 }
 

@@ -106,13 +106,15 @@ func (h *handle) acceptAll(uintptr) (over bool) {
 func (h *handle) accept() (int, error) {
 	h.calls.Lock()
 	defer h.calls.Unlock()
-	sock, _, waits, answer, err := h.vm.Engine.Accept(h.program(), int(h.id))
+	var sock int
+	conn, waits, answer, err := h.vm.Engine.Accept(h.program(), int(h.id))
 	switch {
 	case err != nil:
 		return -1, err
 	case waits:
 		return -1, unix.EAGAIN
-	case sock >= 0:
+	case conn != nil:
+		sock = conn.File
 	case answer.Action == graft.Fail:
 		return -1, answer.Errno
 	default:

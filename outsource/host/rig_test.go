@@ -59,8 +59,8 @@ func (e *engine) Bind(p graft.Program, number int, at netip.AddrPort) (graft.Ans
 
 func (e *engine) Listen(graft.Program, int, int) (graft.Answer, error) { return graft.Answer{}, nil }
 
-func (e *engine) Accept(graft.Program, int) (int, netip.AddrPort, bool, graft.Answer, error) {
-	return -1, netip.AddrPort{}, false, graft.Answer{}, nil
+func (e *engine) Accept(graft.Program, int) (*graft.Connection, bool, graft.Answer, error) {
+	return nil, false, graft.Answer{}, nil
 }
 
 func (e *engine) Name(graft.Program, int, bool) (netip.AddrPort, graft.Answer, error) {
