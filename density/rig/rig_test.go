@@ -238,6 +238,7 @@ func TestAgent(t *testing.T) {
 		t.Fatal(err)
 	}
 	for range 2 {
+		ctx := limited(t)
 		agent := r.Agent()
 		list, err := agent.Client().Containers()
 		if err != nil || len(list) != 1 || list[0].State != "running" {
@@ -292,7 +293,7 @@ func TestErrors(t *testing.T) {
 		"no network":     {Name: "d", Args: []string{"true"}, Network: "ether"},
 		"no storage":     {Name: "e", Args: []string{"true"}, Storage: "floppy"},
 	} {
-		if c, err := r.Start(ctx, s); err == nil {
+		if c, err := r.Start(limited(t), s); err == nil {
 			t.Errorf("%s: started %s", name, c.Name())
 		} else {
 			t.Logf("%s: %v", name, err)
