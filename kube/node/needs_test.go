@@ -1,6 +1,7 @@
 package node
 
 import (
+	"fmt"
 	"slices"
 	"testing"
 	"time"
@@ -11,6 +12,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/tsugiki/tsugiki/api"
+	"github.com/tsugiki/tsugiki/internal/testkit"
 	"github.com/tsugiki/tsugiki/kube/grant"
 	"github.com/tsugiki/tsugiki/kube/kubetest"
 	"github.com/tsugiki/tsugiki/kube/v1alpha1"
@@ -46,19 +48,27 @@ func testBare(t *testing.T, w *world) {
 	}
 	const why = "the container began without rules"
 	w.event(p, ReasonRestart, "10.5.0.0/16=")
-	now := w.condition(p, corev1.ConditionFalse, ReasonRestart, "rules need new containers: first 10.5.0.0/16=")
-	serves := func(now *corev1.Pod, containers ...string) {
+	w.condition(p, corev1.ConditionFalse, ReasonRestart, "rules need new containers: first 10.5.0.0/16=")
+	// The condition of ports may be of a write before, or after, that of the other one.
+	serves := func(containers ...string) {
 		t.Helper()
-		claims, err := grant.ClaimsOf(now)
-		var has []string
-		for _, s := range claims {
-			has = append(has, s.Container)
-		}
-		if err != nil || !slices.Equal(has, containers) {
-			t.Errorf("containers %v have ports, want %v; %v", has, containers, err)
-		}
+		testkit.Eventually(t, func() error {
+			var now corev1.Pod
+			if err := w.admin.Get(t.Context(), client.ObjectKeyFromObject(p), &now); err != nil {
+				return err
+			}
+			claims, err := grant.ClaimsOf(&now)
+			var has []string
+			for _, s := range claims {
+				has = append(has, s.Container)
+			}
+			if err == nil && !slices.Equal(has, containers) {
+				err = fmt.Errorf("containers %v have ports, want %v", has, containers)
+			}
+			return err
+		})
 	}
-	serves(now, "nginx")
+	serves("nginx")
 	status := func(patch string) {
 		t.Helper()
 		if err := w.admin.Status().Patch(t.Context(), p.DeepCopy(), client.RawPatch(types.StrategicMergePatchType, []byte(patch))); err != nil {
@@ -66,18 +76,20 @@ func testBare(t *testing.T, w *world) {
 		}
 	}
 	status(`{"status": {"conditions": [{"type": "Initialized", "status": "True"}]}}`)
-	serves(w.condition(p, corev1.ConditionFalse, ReasonRestart, "rules need new containers: log 0.0.0.0:81/tcp="), "nginx")
+	w.condition(p, corev1.ConditionFalse, ReasonRestart, "rules need new containers: log 0.0.0.0:81/tcp=")
 
 	// Whoever is started anew finds it out again.
 	w.stop()
 	w.agent.Restart()
 	status(`{"status": {"conditions": [{"type": "` + ConditionGrafted + `", "status": "True", "reason": "Granted", "message": ""}]}}`)
 	w.start(time.Millisecond)
-	serves(w.condition(p, corev1.ConditionFalse, ReasonRestart, why), "nginx")
+	w.condition(p, corev1.ConditionFalse, ReasonRestart, why)
+	serves("nginx")
 	w.available("bare", 0, 0)
 
 	begin("log") // a new one, with rules
-	serves(w.condition(p, corev1.ConditionTrue, ReasonGranted, ""), "nginx", "log")
+	w.condition(p, corev1.ConditionTrue, ReasonGranted, "")
+	serves("nginx", "log")
 	w.available("bare", 1, 0)
 	w.delete(p)
 	w.gone(p)
