@@ -11,6 +11,7 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/yaml"
 
@@ -55,7 +56,9 @@ func readExample(t *testing.T, file string) *example {
 			p := parse[v1alpha1.GraftEndpoint](t, document)
 			e.endpoints[p.Name] = p
 		case "GraftPolicy":
-			e.policies = append(e.policies, parse[v1alpha1.GraftPolicy](t, document))
+			p := parse[v1alpha1.GraftPolicy](t, document)
+			p.UID = types.UID(p.Namespace + "/" + p.Name)
+			e.policies = append(e.policies, p)
 		case "Service":
 			s := parse[corev1.Service](t, document)
 			e.services[s.Name] = s
@@ -93,7 +96,7 @@ func TestExamples(t *testing.T) {
 			q := question(t, "{}")
 			q.Pod, q.Namespace = pod, labels
 			q.Endpoint = func(name string) *v1alpha1.GraftEndpoint { return e.endpoints[name] }
-			q.Peers = func() []Peer { return nil }
+			q.Peers = func() *Peers { return NewPeers(nil) }
 			for _, p := range e.policies {
 				if p.Namespace != d.Namespace {
 					continue
@@ -120,12 +123,11 @@ func TestExamples(t *testing.T) {
 func (e *example) checkServices(t *testing.T, file string, served []Served) {
 	t.Helper()
 	for _, s := range served {
-		if s.Service == nil {
-			continue
-		}
-		of := e.services[s.Service.Name]
-		if of == nil || len(of.Spec.Selector) > 0 || !slices.ContainsFunc(of.Spec.Ports, func(p corev1.ServicePort) bool { return p.Name == s.Service.Port }) {
-			t.Errorf("%s: no Service without a selector has the port %+v", file, *s.Service)
+		for _, to := range s.Services {
+			of := e.services[to.Name]
+			if of == nil || len(of.Spec.Selector) > 0 || !slices.ContainsFunc(of.Spec.Ports, func(p corev1.ServicePort) bool { return p.Name == to.Port }) {
+				t.Errorf("%s: no Service without a selector has the port %+v", file, to)
+			}
 		}
 	}
 }

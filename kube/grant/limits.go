@@ -26,18 +26,18 @@ func Shorten(p *v1alpha1.GraftPolicy) error {
 	if err != nil || all <= policyMax {
 		return err
 	}
-	short := v1alpha1.GraftPolicySpec{PodSelector: p.Spec.PodSelector, TooLarge: all}
+	short := v1alpha1.GraftPolicySpec{PodSelector: p.Spec.PodSelector}
 	if selector, err := size(&short); err != nil || selector > policyMax/16 {
-		short = v1alpha1.GraftPolicySpec{TooLarge: all}
+		short = v1alpha1.GraftPolicySpec{}
 	}
-	p.Spec = short
+	p.Spec, p.TooLarge = short, all
 	return nil
 }
 
 // checkSize refuses a policy that is too large.
 func checkSize(p *v1alpha1.GraftPolicy) error {
-	if p.Spec.TooLarge > 0 {
-		return fmt.Errorf("its spec has %d bytes, at most %d may be; write several policies, or fewer and wider prefixes", p.Spec.TooLarge, policyMax)
+	if p.TooLarge > 0 {
+		return fmt.Errorf("its spec has %d bytes, at most %d may be; write several policies, or fewer and wider prefixes", p.TooLarge, policyMax)
 	}
 	return nil
 }

@@ -97,6 +97,12 @@ func testPermissions(t *testing.T, w *world) {
 		t.Errorf("the pod's owners are %v, %v", now.OwnerReferences, err)
 	}
 	w.delete(slice)
+	if err := w.admin.Delete(t.Context(), ours, client.GracePeriodSeconds(60)); err != nil {
+		t.Fatal(err)
+	}
+	if err := change(ours, condition(ConditionGrafted)); err != nil {
+		t.Errorf("of a pod that is about to end: %v", err)
+	}
 	w.delete(ours)
 	w.delete(theirs)
 }

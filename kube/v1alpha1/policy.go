@@ -25,6 +25,9 @@ type GraftPolicy struct {
 	Spec GraftPolicySpec `json:"spec"`
 	// +optional
 	Status GraftPolicyStatus `json:"status,omitempty"`
+
+	// TooLarge is the size of a specification of which only the selector is kept in memory.
+	TooLarge int `json:"-"`
 }
 
 // GraftPolicySpec has the rules, and the pods that they are for. A pod has the rules of all policies
@@ -80,9 +83,6 @@ type GraftPolicySpec struct {
 	// +kubebuilder:validation:MinItems=1
 	// +kubebuilder:validation:MaxItems=32
 	Egress []EgressRule `json:"egress,omitempty"`
-
-	// TooLarge is the size of a policy of which only the selector is kept in memory.
-	TooLarge int `json:"-"`
 }
 
 // Translation has programs that know IPv4 only reach hosts of IPv6: each has a virtual IPv4 address
