@@ -12,8 +12,6 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
-	discoveryv1 "k8s.io/api/discovery/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/rest"
@@ -378,65 +376,4 @@ func testNewerFields(t *testing.T, w *world) {
 		t.Errorf("the status is now %+v", now.Status)
 	}
 	w.delete(p)
-}
-
-func testPermissions(t *testing.T, w *world) {
-	w.stop() // it would write the conditions of the test's pods
-	node := kubetest.Client(t, w.config)
-	theirs := w.pod("theirs", "n2", webLabels)
-	ours := w.pod("ours", kubetest.NodeName, webLabels)
-	change := func(p *corev1.Pod, change func(*corev1.Pod)) error {
-		var now corev1.Pod
-		if err := node.Get(t.Context(), client.ObjectKeyFromObject(p), &now); err != nil {
-			t.Fatal(err) // it may read all pods
-		}
-		change(&now)
-		return node.Status().Update(t.Context(), &now)
-	}
-	condition := func(name corev1.PodConditionType) func(*corev1.Pod) {
-		return func(p *corev1.Pod) {
-			p.Status.Conditions = append(p.Status.Conditions, corev1.PodCondition{Type: name, Status: corev1.ConditionTrue})
-		}
-	}
-	annotation := func(name string) func(*corev1.Pod) {
-		return func(p *corev1.Pod) { metav1.SetMetaDataAnnotation(&p.ObjectMeta, name, "[]") }
-	}
-	slice := &discoveryv1.EndpointSlice{
-		ObjectMeta:  metav1.ObjectMeta{Name: "s", Namespace: "shop", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
-		AddressType: discoveryv1.AddressTypeIPv4, Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.9.9.9"}}},
-	}
-	if err := w.admin.Create(t.Context(), slice); err != nil {
-		t.Fatal(err)
-	}
-	fresh := slice.DeepCopy()
-	fresh.Name, fresh.ResourceVersion, fresh.UID = "t", "", ""
-	for what, err := range map[string]error{
-		"the status of another node's pod": change(theirs, annotation(AnnotationPorts)),
-		"the ports of another node's pod":  change(theirs, condition(grant.ConditionPorts)),
-		"another annotation":               change(ours, annotation("a")),
-		"that a pod is ready":              change(ours, condition(corev1.PodReady)),
-		"the addresses of a pod":           change(ours, func(p *corev1.Pod) { p.Status.PodIP, p.Status.PodIPs = "10.9.9.9", []corev1.PodIP{{IP: "10.9.9.9"}} }),
-		"the addresses of the node":        change(ours, func(p *corev1.Pod) { p.Status.HostIP, p.Status.HostIPs = "10.9.9.9", []corev1.HostIP{{IP: "10.9.9.9"}} }),
-		"labels of a pod":                  change(ours, func(p *corev1.Pod) { p.Labels["app"] = "db" }),
-		"a patch":                          node.Status().Patch(t.Context(), ours.DeepCopy(), client.RawPatch(types.MergePatchType, []byte(`{"metadata": {"annotations": {"kube.tsugiki.dev/ports": "[]"}}}`))),
-		"a slice":                          node.Create(t.Context(), fresh),
-		"to change one":                    node.Update(t.Context(), slice.DeepCopy()),
-		"to delete one":                    node.Delete(t.Context(), slice.DeepCopy()),
-		"an endpoint":                      node.Create(t.Context(), &v1alpha1.GraftEndpoint{ObjectMeta: metav1.ObjectMeta{Name: "mine"}, Spec: v1alpha1.GraftEndpointSpec{Type: v1alpha1.IPv4}}),
-		"a pod":                            node.Delete(t.Context(), theirs.DeepCopy()),
-		"secrets":                          node.List(t.Context(), &corev1.SecretList{}),
-		"slices, though it may write none": node.List(t.Context(), &discoveryv1.EndpointSliceList{}),
-	} {
-		if !apierrors.IsForbidden(err) && !apierrors.IsInvalid(err) {
-			t.Errorf("%s: %v, want that it is forbidden", what, err)
-		}
-	}
-	for _, own := range []func(*corev1.Pod){annotation(AnnotationPorts), condition(grant.ConditionPorts)} {
-		if err := change(ours, own); err != nil {
-			t.Errorf("what tsugiki-kube writes: %v", err)
-		}
-	}
-	w.delete(slice)
-	w.delete(ours)
-	w.delete(theirs)
 }
