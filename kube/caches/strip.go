@@ -8,14 +8,17 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"github.com/tsugiki/tsugiki/api"
+	"github.com/tsugiki/tsugiki/kube/grant"
 	"github.com/tsugiki/tsugiki/kube/v1alpha1"
 )
 
-// Strip takes away what no decision needs of policies, endpoints and namespaces, but their status.
+// Strip takes away what no decision needs of policies, endpoints and namespaces, but their status, and the rules of
+// policies that are too large.
 func Strip(object any) (any, error) {
 	switch o := object.(type) {
 	case *v1alpha1.GraftPolicy:
 		stripMeta(o)
+		return o, grant.Shorten(o)
 	case *v1alpha1.GraftEndpoint:
 		stripMeta(o)
 	case *metav1.PartialObjectMetadata:

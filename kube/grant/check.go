@@ -53,6 +53,9 @@ func CheckEndpoint(e *v1alpha1.GraftEndpoint) error {
 // endpoint is missing, is not for the namespace, or does not cover a rule. Labels of pods and the
 // node may still refuse a pod.
 func CheckPolicy(p *v1alpha1.GraftPolicy, namespace map[string]string, endpoint func(string) *v1alpha1.GraftEndpoint) error {
+	if err := checkSize(p); err != nil {
+		return err
+	}
 	if _, err := matches(&p.Spec.PodSelector, nil); err != nil {
 		return fmt.Errorf("podSelector: %w", err)
 	}

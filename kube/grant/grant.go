@@ -184,6 +184,9 @@ func (d *decider) policy(p *v1alpha1.GraftPolicy) error {
 		return nil
 	}
 	d.Selected = true
+	if err := checkSize(p); err != nil {
+		return fmt.Errorf("GraftPolicy %s: %w", p.Name, err)
+	}
 	d.Grant.Slow = d.Grant.Slow || p.Spec.DirectForward != nil && !*p.Spec.DirectForward
 	if err := d.charge(p); err != nil {
 		return fmt.Errorf("GraftPolicy %s, charge: %w", p.Name, err)

@@ -66,6 +66,9 @@ func (d *decider) ingress(policy string, r *v1alpha1.IngressRule) error {
 	if e.Spec.Ports == "" {
 		return fmt.Errorf("GraftEndpoint %s has no ports: pods cannot listen there", e.Name)
 	}
+	if err := d.room(c.Name); err != nil {
+		return err
+	}
 	within, err := ParseRange(e.Spec.Ports)
 	if err != nil {
 		return fmt.Errorf("GraftEndpoint %s: %w", e.Name, err)
@@ -198,6 +201,9 @@ func (d *decider) egress(policy string, r *v1alpha1.EgressRule) error {
 				return err
 			}
 			if fresh {
+				if err := d.room(c.Name); err != nil {
+					return err
+				}
 				d.give(c.Name, definition, "", what+"="+name)
 			}
 		}

@@ -23,6 +23,9 @@ type GraftPolicy struct {
 	Spec GraftPolicySpec `json:"spec"`
 	// +optional
 	Status GraftPolicyStatus `json:"status,omitempty"`
+
+	// TooLarge is the size of a specification of which only the selector is kept in memory.
+	TooLarge int `json:"-"`
 }
 
 // GraftPolicySpec has the rules, and the pods that they are for. A pod has the rules of all policies
