@@ -113,6 +113,7 @@ type known struct {
 	given     bool       // the agent has, or had, a grant or containers of the pod
 	endpoints map[string]bool
 	selects   bool                // its rules select pods of the node
+	short     bool                // there was no port for one of its rules
 	restart   map[string][]string // rules that containers do not have, by container
 	because   map[string]string   // the reasons, by container
 	failed    []api.GrantFailure  // what of the grant is not in force

@@ -39,6 +39,8 @@ func TestNode(t *testing.T) {
 		{"containers that began without rules", testBare},
 		{"grants that the node cannot have", testFailed},
 		{"restarts", testRestarts},
+		{"a boot of the node", testReboot},
+		{"ports of rules that pods do not have", testLapsed},
 		{"a pod of the same name", testSameName},
 		{"pods that a rule selects", testPeers},
 		{"pods whose IPv4 is translated", testTranslated},

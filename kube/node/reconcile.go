@@ -67,6 +67,7 @@ func (n *Node) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result, erro
 		return ctrl.Result{}, err
 	}
 	if wait := n.refusalWaits(&pod, k, &d); wait != 0 {
+		n.settle(&pod, nil)
 		return ctrl.Result{RequeueAfter: max(0, wait)}, nil
 	}
 	var result ctrl.Result
@@ -80,6 +81,7 @@ func (n *Node) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result, erro
 	if err != nil {
 		return ctrl.Result{}, err
 	}
+	n.settle(&pod, d.Served)
 	look, err := n.watchOver(&pod, k, &d)
 	if err != nil {
 		return ctrl.Result{}, err
@@ -89,6 +91,9 @@ func (n *Node) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result, erro
 	}
 	n.mu.Lock()
 	k.decided = &d
+	if k.short && (result.RequeueAfter == 0 || n.Again < result.RequeueAfter) {
+		result.RequeueAfter = n.Again // who listens at a port may end, and nobody tells
+	}
 	if len(k.failed) > 0 {
 		result.RequeueAfter = max(time.Until(k.retry), time.Millisecond)
 	}
@@ -167,7 +172,8 @@ func (n *Node) decide(ctx context.Context, pod *corev1.Pod, k *known) (grant.Dec
 		return grant.OfClass(pod), nil
 	}
 	asked, selects := map[string]bool{}, false
-	d, err := caches.Decide(ctx, n.client, pod, n.Node, n.ports, func(endpoint string) {
+	ports := n.ports.Of(string(pod.UID), pod.Namespace)
+	d, err := caches.Decide(ctx, n.client, pod, n.Node, ports, func(endpoint string) {
 		asked[endpoint] = true
 		n.mu.Lock()
 		k.endpoints[endpoint] = true
@@ -181,7 +187,7 @@ func (n *Node) decide(ctx context.Context, pod *corev1.Pod, k *known) (grant.Dec
 	})
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	k.endpoints, k.selects = asked, selects
+	k.endpoints, k.selects, k.short = asked, selects, ports.Short
 	return d, err
 }
 

@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/event"
 
 	"github.com/tsugiki/tsugiki/api"
+	"github.com/tsugiki/tsugiki/kube/grant"
 )
 
 // again is the pause before the agent is asked for another stream.
@@ -85,19 +86,25 @@ func (n *Node) enqueue(key types.NamespacedName) {
 	n.wake <- event.TypedGenericEvent[client.Object]{Object: pod}
 }
 
-// begin begins a session: it learns from the agent which pods have which ports, has all pods put
-// again, and takes away what pods have that are gone.
+// begin begins a session: it learns from the agent, and the first one from the pods' status, which pods
+// have which ports, has all pods put again, and takes away what pods have that are gone.
 func (n *Node) begin(ctx context.Context) error {
 	states, err := n.Agent.Pods()
 	if err != nil {
 		n.Log.Error("ask the agent for its pods", "err", err)
 		return err
 	}
+	var pods corev1.PodList
+	if err := n.client.List(ctx, &pods, client.UnsafeDisableDeepCopy); err != nil {
+		n.Log.Error("list pods of the cache", "err", err)
+		return err
+	}
 	n.mu.Lock()
 	n.session++
 	n.waiting = map[string]time.Time{}
-	for i := range states {
-		n.adopt(&states[i])
+	n.adopt(states)
+	if n.session == 1 {
+		n.claim(pods.Items)
 	}
 	n.mu.Unlock()
 	for i := range states { // of which some may be gone
@@ -110,26 +117,61 @@ func (n *Node) begin(ctx context.Context) error {
 	return nil
 }
 
-// adopt notes the ports that a pod has, and that the agent knows the pod. The caller holds mu.
-func (n *Node) adopt(s *api.PodState) {
-	rules := []api.Rules{}
-	for _, r := range s.Running {
-		rules = append(rules, r)
-	}
-	if s.Grant != nil {
-		for _, r := range s.Grant.Containers {
-			rules = append(rules, r)
-		}
-	}
-	for _, r := range rules {
-		for _, ep := range r.Endpoints {
-			if name, at, is := listens(ep); is {
-				n.ports.Adopt(s.UID, name, at)
+// adopt notes the ports that pods have, then those that they have had, and that the agent knows the pods.
+// The caller holds mu.
+func (n *Node) adopt(states []api.PodState) {
+	for _, has := range []bool{true, false} {
+		for i := range states {
+			s := &states[i]
+			for _, r := range s.Running {
+				n.adoptRules(s, r, has)
+			}
+			if s.Grant != nil && has {
+				for _, r := range s.Grant.Containers {
+					n.adoptRules(s, r, has)
+				}
 			}
 		}
 	}
-	key := types.NamespacedName{Namespace: s.Namespace, Name: s.Name}
-	n.note(key, s.UID).given = true
+	for i := range states {
+		key := types.NamespacedName{Namespace: states[i].Namespace, Name: states[i].Name}
+		n.note(key, states[i].UID).given = true
+	}
+}
+
+// adoptRules notes the ports of endpoints that rules name, or those that they do not name: a container has had
+// these, the latest last.
+func (n *Node) adoptRules(s *api.PodState, r api.Rules, named bool) {
+	pod := n.ports.Of(s.UID, s.Namespace)
+	for _, ep := range r.Endpoints {
+		name, at, is := listens(ep)
+		if !is || named != slices.ContainsFunc(r.Ingress, func(rule string) bool { return strings.HasSuffix(rule, "="+name) }) {
+			continue
+		}
+		if named {
+			pod.Adopt(name, at)
+		} else {
+			pod.AdoptFormer(name, at)
+		}
+	}
+}
+
+// claim notes the ports that pods have by their status. After a boot of the node the agent knows none, and
+// EndpointSlices lead to these.
+func (n *Node) claim(pods []corev1.Pod) {
+	for i := range pods {
+		p := &pods[i]
+		if !n.concerns(p) || ended(p) {
+			continue
+		}
+		claims, err := grant.ClaimsOf(p)
+		if err != nil {
+			n.Log.Warn("which ports the pod had is not known", "err", err) // its author cannot write that
+		}
+		for _, s := range claims {
+			n.ports.Of(string(p.UID), p.Namespace).Claim(s.Rule, s.Host)
+		}
+	}
 }
 
 // find returns what is known of a pod; nil if that is nothing. The caller holds mu.
@@ -194,11 +236,37 @@ func (n *Node) remove(uid string) error {
 	if err := n.revoke(uid); err != nil {
 		return err
 	}
-	n.ports.Release(uid)
+	freed := n.ports.Release(uid)
 	n.mu.Lock()
 	delete(n.waiting, uid)
 	n.mu.Unlock()
+	if freed {
+		n.wakeShort()
+	}
 	return nil
+}
+
+// settle notes which ports a pod has, now that the decision about it is in force. Pods that have found none
+// may find one then.
+func (n *Node) settle(pod *corev1.Pod, served []grant.Served) {
+	if n.ports.Of(string(pod.UID), pod.Namespace).Settle(served) {
+		n.wakeShort()
+	}
+}
+
+// wakeShort wakes the pods for which there was no port.
+func (n *Node) wakeShort() {
+	n.mu.Lock()
+	var keys []types.NamespacedName
+	for key, pods := range n.known {
+		if slices.ContainsFunc(pods, func(k *known) bool { return k.short }) {
+			keys = append(keys, key)
+		}
+	}
+	n.mu.Unlock()
+	for _, key := range keys {
+		n.enqueue(key)
+	}
 }
 
 // revoke takes the grant of a pod away.
