@@ -62,14 +62,14 @@ func Add(m ctrl.Manager) error {
 		return err
 	}
 	err = ctrl.NewControllerManagedBy(m).Named("graftendpoint").
-		For(&v1alpha1.GraftEndpoint{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
+		For(&v1alpha1.GraftEndpoint{}). // with its status, which is compared with the cache's: that may be older
 		Watches(&v1alpha1.GraftPolicy{}, handler.EnqueueRequestsFromMapFunc(endpointRequests), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		Complete(reconcile.Func(c.endpoint))
 	if err != nil {
 		return err
 	}
 	return ctrl.NewControllerManagedBy(m).Named("graftpolicy").
-		For(&v1alpha1.GraftPolicy{}, builder.WithPredicates(predicate.GenerationChangedPredicate{})).
+		For(&v1alpha1.GraftPolicy{}). // as above
 		Watches(&v1alpha1.GraftEndpoint{}, handler.EnqueueRequestsFromMapFunc(c.policiesOfEndpoint), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		WatchesMetadata(&corev1.Namespace{}, handler.EnqueueRequestsFromMapFunc(c.policiesOfNamespace), builder.WithPredicates(predicate.LabelChangedPredicate{})).
 		Complete(reconcile.Func(c.policy))
