@@ -94,6 +94,12 @@ func testAnnotated(t *testing.T, w *world) {
 	}
 	w.available("web", 0, 0)
 	w.agent.Run()
+	// What happens to another pod after that says that the status of this one is in the node's cache: it wakes the
+	// pod once more, which takes a refusal away.
+	later := w.pod("later", kubetest.NodeName, webLabels)
+	w.granted(later, given)
+	w.delete(later)
+	w.gone(later)
 	// Its next container does not wait, and each try is refused.
 	next := api.Pod{Namespace: p.Namespace, Name: p.Name, UID: string(p.UID), Container: "nginx"}
 	for range 2 {

@@ -233,14 +233,13 @@ func (n *Node) isGone(ctx context.Context, key types.NamespacedName, k *known) (
 
 // remove takes away all that a pod was given.
 func (n *Node) remove(uid string) error {
+	n.mu.Lock()
+	delete(n.waiting, uid) // a container that waits later finds no grant
+	n.mu.Unlock()
 	if err := n.revoke(uid); err != nil {
 		return err
 	}
-	freed := n.ports.Release(uid)
-	n.mu.Lock()
-	delete(n.waiting, uid)
-	n.mu.Unlock()
-	if freed {
+	if n.ports.Release(uid) {
 		n.wakeShort()
 	}
 	return nil
