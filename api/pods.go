@@ -79,7 +79,7 @@ type PodState struct {
 	// Grant is missing if there is none.
 	Grant *Grant `json:"grant,omitempty"`
 	// Running are the rules that containers of the pod have, by their names, with the endpoints of ingress
-	// rules that they have had, too.
+	// rules that they have had, too, the first of them first.
 	Running map[string]Rules `json:"running,omitempty"`
 }
 

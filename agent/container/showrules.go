@@ -24,7 +24,7 @@ func (c *Container) Rules() api.Rules {
 }
 
 // FormerEndpoints returns endpoints of ingress rules that the container has had, and that may come
-// back.
+// back, in the order in which the rules first came.
 func (c *Container) FormerEndpoints() (texts []string) {
 	set := c.endpoints.Load()
 	for _, r := range c.given.Load().ingress {
