@@ -1,6 +1,7 @@
 package notify
 
 import (
+	"errors"
 	"fmt"
 	"sync"
 	"testing"
@@ -9,6 +10,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/internal/netns"
+	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
 // A signal at any time of accept(2) takes no connection from the program, nor leaves it a descriptor
@@ -60,22 +62,21 @@ func TestConnectionWakesOneCall(t *testing.T) {
 	}
 }
 
-// One of the processes that is killed while it is to have a connection, or waits for one, keeps it from no
-// other.
+// A process that was killed while it waited, keeps no connection from the others.
 func TestKilledWorkerKeepsNoConnection(t *testing.T) {
 	const workers = 4
 	w := newAcceptWorld(t, fmt.Sprintf("workers %d", workers), 0)
 	w.waiters(workers)
 	for left := workers - 1; left > 0; left-- {
-		victim := w.s.waiting.all()[0].request.Thread // the oldest
-		var asked sync.WaitGroup
-		asked.Go(func() {
-			if err := w.asks(w.own, "w"); err != nil {
-				t.Error(err)
+		oldest := w.s.waiting.all()[0].request
+		w.must(unix.Kill(oldest.Thread, unix.SIGKILL))
+		testkit.Eventually(t, func() error {
+			if w.s.listener.Valid(oldest.ID) {
+				return errors.New("the process waits")
 			}
+			return nil
 		})
-		w.must(unix.Kill(victim, unix.SIGKILL))
-		asked.Wait()
+		w.must(w.asks(w.own, "w"))
 		w.must(w.asks(w.host, "w"))
 		w.waiters(left)
 	}
