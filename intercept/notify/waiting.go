@@ -52,18 +52,23 @@ func (c *waitingCall) expired() bool { return !c.end.IsZero() && !time.Now().Bef
 // limitMax is the longest SO_RCVTIMEO that counts as a limit, as in gate/c/waiting.c.
 const limitMax = 1e9 // seconds
 
-// newWaitingCall makes the call of a program that begins to wait on a listener. As in the kernel, a
-// signal starts a call with a limit not again.
-func newWaitingCall(p *program, listener int) (*waitingCall, error) {
-	c := &waitingCall{request: p.request, came: time.Now(), signal: restartSys}
+// limitOf returns the time that SO_RCVTIMEO gives calls on a listener; 0: they have no limit.
+func limitOf(listener int) time.Duration {
 	t, err := unix.GetsockoptTimeval(listener, unix.SOL_SOCKET, unix.SO_RCVTIMEO)
-	if err != nil {
-		return nil, fmt.Errorf("read time limit: %w", err)
+	if err != nil || t.Sec > limitMax {
+		return 0
 	}
-	if *t != (unix.Timeval{}) && t.Sec <= limitMax {
-		c.end, c.signal = c.came.Add(time.Duration(t.Nano())), unix.EINTR
+	return time.Duration(t.Nano())
+}
+
+// newWaitingCall makes the call of a program that begins to wait, with a limit or 0. As in the kernel, a call with a
+// limit is not started again after a signal.
+func newWaitingCall(p *program, limit time.Duration) *waitingCall {
+	c := &waitingCall{request: p.request, came: time.Now(), signal: restartSys}
+	if limit > 0 {
+		c.end, c.signal = c.came.Add(limit), unix.EINTR
 	}
-	return c, nil
+	return c
 }
 
 // errWaits says that a call waits, and is handled again.
@@ -79,9 +84,7 @@ func (s *Supervisor) await(p *program) (graft.Answer, error) {
 	defer unix.Close(file)
 	c := p.waited
 	if c == nil {
-		if c, err = newWaitingCall(p, file); err != nil {
-			return graft.Answer{}, err
-		}
+		c = newWaitingCall(p, limitOf(file))
 	}
 	if c.expired() {
 		return fail(unix.EAGAIN), nil
@@ -123,15 +126,12 @@ func identify(listener int) (uint64, error) {
 
 // lookForSignals has a call that waits in the gate interrupted by signals. It returns errWaits.
 func (s *Supervisor) lookForSignals(p *program) error {
-	file, err := p.File(p.request.Number)
-	if err != nil {
-		return err
+	var limit time.Duration
+	if file, err := p.File(p.request.Number); err == nil { // the number may be closed by now, or another file's
+		limit = limitOf(file)
+		unix.Close(file)
 	}
-	defer unix.Close(file)
-	c, err := newWaitingCall(p, file)
-	if err != nil {
-		return err
-	}
+	c := newWaitingCall(p, limit)
 	c.cookie, c.end = watched, time.Time{} // the gate ends it
 	w := &s.waiting
 	w.mu.Lock()
