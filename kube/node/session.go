@@ -74,6 +74,7 @@ func (n *Node) handle(ctx context.Context, e api.PodEvent) {
 		delete(n.waiting, e.Pod.UID)
 		if k := n.find(key, e.Pod.UID); k != nil {
 			k.given = true
+			k.registers++
 			delete(k.restart, e.Pod.Container)
 			k.failed = slices.DeleteFunc(slices.Clone(k.failed), func(f api.GrantFailure) bool { return f.Container == e.Pod.Container })
 		}

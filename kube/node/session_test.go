@@ -80,3 +80,42 @@ func TestClaimsEnd(t *testing.T) {
 		t.Error(err)
 	}
 }
+
+// lateAgent is an agent whose first answer comes after an event that is newer.
+type lateAgent struct {
+	*kubetest.Agent
+	register func()
+	puts     int
+}
+
+func (a *lateAgent) PutGrant(string, api.Grant) (api.Granted, error) {
+	if a.puts++; a.puts > 1 {
+		return api.Granted{}, nil
+	}
+	a.register()
+	return api.Granted{Restart: map[string][]string{"nginx": {"0.0.0.0:80/tcp=x"}}}, nil
+}
+
+// A container that is registered while the agent's answer is on its way needs no new one. The answer is about the
+// container before, and the grant is put again.
+func TestRegistersDuringPut(t *testing.T) {
+	pod := podNamed("web", kubetest.NodeName, nil)
+	pod.UID = "u1"
+	agent := &lateAgent{}
+	n := &Node{
+		Options: Options{Log: slog.New(slog.DiscardHandler), Agent: agent}, events: events.NewFakeRecorder(4),
+		wake: make(chan event.TypedGenericEvent[client.Object], 4), known: map[types.NamespacedName][]*known{}, waiting: map[string]time.Time{},
+	}
+	agent.register = func() {
+		n.handle(t.Context(), api.PodEvent{Type: api.PodRegistered, Pod: api.Pod{Namespace: "shop", Name: "web", UID: "u1", Container: "nginx"}})
+	}
+	k := n.know(pod)
+	for range 3 {
+		if err := n.put(pod, k, 1, &api.Grant{Namespace: "shop", Name: "web"}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if agent.puts != 2 || len(k.restart) > 0 || len(n.wake) != 1 {
+		t.Errorf("%d puts, the pod is woken %d times and needs %v", agent.puts, len(n.wake), k.restart)
+	}
+}
