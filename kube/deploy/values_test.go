@@ -28,6 +28,9 @@ func TestValuesAreChecked(t *testing.T) {
 		`{node: {nodeSelector: {a: true}}}`:   "at '/node/nodeSelector/a': got boolean, want string",
 		`{containerd: {config: config.toml}}`: "at '/containerd/config': 'config.toml' does not match pattern",
 		`{runtimeClass: null}`:                "missing property 'runtimeClass'",
+		`{metrics: null}`:                     "missing property 'metrics'",
+		`{translate: null}`:                   "missing property 'translate'",
+		`{nri: null}`:                         "missing property 'nri'",
 		`{uninstall: "yes"}`:                  "at '/uninstall': got string, want boolean",
 		`{metrics: {agent: "[::]:1"}, agent: {config: "[kubernetes]\ngrants = true\n[metrics]\nlisten = \":2\"\n"}}`: "agent.config has [metrics] already",
 		`{metrics: {agent: "[::]:1"}, agent: {install: false}}`:                                                      "metrics.agent needs agent.install",
@@ -36,45 +39,6 @@ func TestValuesAreChecked(t *testing.T) {
 			t.Errorf("%s: %v, want %q", values, err, want)
 		}
 	}
-}
-
-// With helm upgrade --reuse-values, values that are new are missing. The chart is made nevertheless, or says which value
-// is missing.
-func TestValuesOfAnOlderChart(t *testing.T) {
-	var values map[string]any
-	if err := yaml.Unmarshal([]byte(read(t, "helm/tsugiki/values.yaml")[0]), &values); err != nil {
-		t.Fatal(err)
-	}
-	check := func(without any, path string) {
-		t.Helper()
-		text, err := json.Marshal(without)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := kubetest.Render(t, "net", string(text)); err != nil && !strings.Contains(err.Error(), "missing propert") {
-			t.Errorf("without %s: %v", path, err)
-		}
-	}
-	for key, value := range values {
-		check(map[string]any{key: nil}, key)
-		for inner := range asMap(value) {
-			check(map[string]any{key: map[string]any{inner: nil}}, key+"."+inner)
-		}
-	}
-	// Those of 2026-11-27, which had one address of metrics.
-	older := map[string]any{"metrics": nil, "imagePullPolicy": nil, "imagePullSecrets": nil, "uninstall": nil, "cluster": map[string]any{"nodeSelector": nil, "tolerations": nil}}
-	text, err := json.Marshal(older)
-	if err == nil {
-		_, err = kubetest.Render(t, "net", string(text))
-	}
-	if err != nil {
-		t.Errorf("older values: %v", err)
-	}
-}
-
-func asMap(v any) map[string]any {
-	m, _ := v.(map[string]any)
-	return m
 }
 
 // schema is one of values.schema.json.
