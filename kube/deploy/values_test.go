@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"go.yaml.in/yaml/v3"
 
 	"github.com/tsugiki/tsugiki/kube/kubetest"
@@ -41,6 +42,18 @@ func TestValuesAreChecked(t *testing.T) {
 	}
 }
 
+// The values that helm gives to a part of another chart change nothing.
+func TestChartOfAChart(t *testing.T) {
+	got, err := kubetest.Render(t, "net", `{global: {a: b}, enabled: true}`)
+	if err != nil {
+		t.Fatal(err)
+	}
+	want, err := kubetest.Render(t, "net", "")
+	if diff := cmp.Diff(want, got); err != nil || diff != "" {
+		t.Errorf("%v (-alone +part):\n%s", err, diff)
+	}
+}
+
 // schema is one of values.schema.json.
 type schema struct {
 	Description          string
@@ -59,10 +72,12 @@ func TestSchemaHasTheValues(t *testing.T) {
 	if err := yaml.Unmarshal([]byte(read(t, "helm/tsugiki/values.yaml")[0]), &doc); err != nil {
 		t.Fatal(err)
 	}
-	if s.Properties["global"] == nil {
-		t.Error("a chart of which this is a part gives it the value global")
+	for _, name := range []string{"global", "enabled"} { // a chart of which this is a part gives it these
+		if s.Properties[name] == nil {
+			t.Errorf("values.schema.json does not have %s", name)
+		}
+		delete(s.Properties, name)
 	}
-	delete(s.Properties, "global")
 	compare(t, "", doc.Content[0], &s)
 }
 
