@@ -8,8 +8,13 @@
 // A rule of a pod keeps its port while the pod has the rule. Then the port lapses: the rule gets it again
 // when it comes back, as its server may still listen there. Another rule gets a lapsed port only if there
 // is no other, nobody listens at it, and no client of another namespace can be misled: EndpointSlices of
-// the former owner may still lead there. They are of its namespace, and are removed with the pod. So a pod
-// of another namespace gets no port to which a Service may have led.
+// the former owner may still lead there, and they are of its namespace. So a pod of another namespace gets no
+// port to which a Service may have led.
+//
+// Release gives back all ports of a pod. It is for pods that are gone, and also for those that have ended
+// (Succeeded, Failed) or that ask to be grafted no more, whose objects are there: a node may have any number
+// of pods that have ended, and their ports would be missing for all namespaces. Package cluster removes the
+// EndpointSlices of such a pod. Until it has, they lead to the next owner of the port.
 //
 // A pod whose status says that it has a port claims the port. Nobody else gets it before the first
 // decision about the pod: its EndpointSlice may lead there already.
