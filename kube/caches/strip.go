@@ -18,20 +18,29 @@ func Strip(object any) (any, error) {
 	switch o := object.(type) {
 	case *v1alpha1.GraftPolicy:
 		stripMeta(o)
+		stripLabels(o)
 		return o, grant.Shorten(o)
 	case *v1alpha1.GraftEndpoint:
 		stripMeta(o)
+		stripLabels(o)
 	case *metav1.PartialObjectMetadata:
 		stripMeta(o)
 	}
 	return object, nil
 }
 
-// stripMeta keeps names, labels, generation and times.
+// stripMeta keeps names, labels, finalizers, generation and times.
 func stripMeta(o client.Object) {
 	o.SetManagedFields(nil)
 	o.SetAnnotations(nil)
 	o.SetOwnerReferences(nil)
+}
+
+// stripLabels takes away labels and finalizers, which have no limit but that of the whole object. Such an object may be
+// patched and never updated: an update would take them away in the API server.
+func stripLabels(o client.Object) {
+	o.SetLabels(nil)
+	o.SetFinalizers(nil)
 }
 
 // StripPod keeps of a pod what decisions need, its addresses and those of its node, and some conditions. It

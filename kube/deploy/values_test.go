@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/google/go-cmp/cmp"
 	"go.yaml.in/yaml/v3"
 
 	"github.com/tsugiki/tsugiki/kube/kubetest"
@@ -28,6 +29,9 @@ func TestValuesAreChecked(t *testing.T) {
 		`{node: {nodeSelector: {a: true}}}`:   "at '/node/nodeSelector/a': got boolean, want string",
 		`{containerd: {config: config.toml}}`: "at '/containerd/config': 'config.toml' does not match pattern",
 		`{runtimeClass: null}`:                "missing property 'runtimeClass'",
+		`{metrics: null}`:                     "missing property 'metrics'",
+		`{translate: null}`:                   "missing property 'translate'",
+		`{nri: null}`:                         "missing property 'nri'",
 		`{uninstall: "yes"}`:                  "at '/uninstall': got string, want boolean",
 		`{metrics: {agent: "[::]:1"}, agent: {config: "[kubernetes]\ngrants = true\n[metrics]\nlisten = \":2\"\n"}}`: "agent.config has [metrics] already",
 		`{metrics: {agent: "[::]:1"}, agent: {install: false}}`:                                                      "metrics.agent needs agent.install",
@@ -38,43 +42,16 @@ func TestValuesAreChecked(t *testing.T) {
 	}
 }
 
-// With helm upgrade --reuse-values, values that are new are missing. The chart is made nevertheless, or says which value
-// is missing.
-func TestValuesOfAnOlderChart(t *testing.T) {
-	var values map[string]any
-	if err := yaml.Unmarshal([]byte(read(t, "helm/tsugiki/values.yaml")[0]), &values); err != nil {
+// The values that helm gives to a part of another chart change nothing.
+func TestChartOfAChart(t *testing.T) {
+	got, err := kubetest.Render(t, "net", `{global: {a: b}, enabled: true}`)
+	if err != nil {
 		t.Fatal(err)
 	}
-	check := func(without any, path string) {
-		t.Helper()
-		text, err := json.Marshal(without)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if _, err := kubetest.Render(t, "net", string(text)); err != nil && !strings.Contains(err.Error(), "missing propert") {
-			t.Errorf("without %s: %v", path, err)
-		}
+	want, err := kubetest.Render(t, "net", "")
+	if diff := cmp.Diff(want, got); err != nil || diff != "" {
+		t.Errorf("%v (-alone +part):\n%s", err, diff)
 	}
-	for key, value := range values {
-		check(map[string]any{key: nil}, key)
-		for inner := range asMap(value) {
-			check(map[string]any{key: map[string]any{inner: nil}}, key+"."+inner)
-		}
-	}
-	// Those of 2026-11-27, which had one address of metrics.
-	older := map[string]any{"metrics": nil, "imagePullPolicy": nil, "imagePullSecrets": nil, "uninstall": nil, "cluster": map[string]any{"nodeSelector": nil, "tolerations": nil}}
-	text, err := json.Marshal(older)
-	if err == nil {
-		_, err = kubetest.Render(t, "net", string(text))
-	}
-	if err != nil {
-		t.Errorf("older values: %v", err)
-	}
-}
-
-func asMap(v any) map[string]any {
-	m, _ := v.(map[string]any)
-	return m
 }
 
 // schema is one of values.schema.json.
@@ -95,10 +72,12 @@ func TestSchemaHasTheValues(t *testing.T) {
 	if err := yaml.Unmarshal([]byte(read(t, "helm/tsugiki/values.yaml")[0]), &doc); err != nil {
 		t.Fatal(err)
 	}
-	if s.Properties["global"] == nil {
-		t.Error("a chart of which this is a part gives it the value global")
+	for _, name := range []string{"global", "enabled"} { // a chart of which this is a part gives it these
+		if s.Properties[name] == nil {
+			t.Errorf("values.schema.json does not have %s", name)
+		}
+		delete(s.Properties, name)
 	}
-	delete(s.Properties, "global")
 	compare(t, "", doc.Content[0], &s)
 }
 

@@ -29,7 +29,7 @@ func (c *cluster) testDocumented() {
 		command, says string
 	}{
 		{"kubectl apply -f deploy/examples/web.yaml", "created"},
-		{"kubectl rollout status", "successfully rolled out"},
+		{"kubectl rollout status -n hello", "successfully rolled out"},
 		{"kubectl get tsugiki -A", `(?s)graftendpoint\S+/hello\s.*20000-20999.*hello\s+graftpolicy\S+/web\s`},
 		{"kubectl get pods", `(?m)^\[{"container":"nginx","port":80,"protocol":"TCP","host":"(198\.51\.100\.1:20\d\d\d)","rule":"\w+"}\]\n\[.+\]$`},
 		{"curl http://HOST/", "^hello\n$"},
@@ -59,13 +59,13 @@ func (c *cluster) testDocumented() {
 	}
 }
 
-// printed runs the command of a page that begins with a text, until it says what it should, and returns what
+// printed runs the one command of a page that begins with a text, until it says what it should, and returns what
 // it says. It is run until then, as pods and events take a moment.
 func (c *cluster) printed(place examples, page, begins, says, host string) (found []string) {
 	c.t.Helper()
 	at := strings.Index(page, "\n"+begins)
-	if at < 0 {
-		c.t.Fatalf("docs/KUBERNETES.md has no command %q", begins)
+	if n := strings.Count(page, "\n"+begins); n != 1 {
+		c.t.Fatalf("docs/KUBERNETES.md has %d commands %q", n, begins)
 	}
 	command, _, _ := strings.Cut(page[at+1:], "\n")
 	command, _, _ = strings.Cut(command, " #")

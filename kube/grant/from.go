@@ -1,6 +1,7 @@
 package grant
 
 import (
+	"crypto/sha256"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -57,23 +58,30 @@ func (b block) has(p netip.Prefix) bool {
 type Peers struct {
 	list []Peer
 
-	mu    sync.Mutex // guards lists
-	lists map[listKey]func() *sources
+	mu    sync.Mutex // guards what follows
+	lists map[listKey]keptList
+	size  int // of what was read since all lists were dropped, in bytes
 }
 
-// listsMax is the number of lists that are kept. If there are more, all of them are read again.
-const listsMax = 4096
+// listsMax is the size of the lists that are kept, in bytes. If they have more, all of them are read again: so those of
+// policies that are gone do not stay.
+const listsMax = 16 << 20
 
-// listKey is a list as it is in a generation of a policy.
+// listKey is the list of a rule.
 type listKey struct {
-	policy     types.UID
+	policy types.UID
+	rule   int
+}
+
+// keptList is a list as it is in a generation of its policy.
+type keptList struct {
 	generation int64
-	rule       int
+	sources    func() *sources
 }
 
 // NewPeers makes Peers of pods, which the caller changes no more.
 func NewPeers(list []Peer) *Peers {
-	return &Peers{list: list, lists: map[listKey]func() *sources{}}
+	return &Peers{list: list, lists: map[listKey]keptList{}}
 }
 
 // of returns who reaches the servers of a policy's ingress rule.
@@ -82,26 +90,51 @@ func (p *Peers) of(policy *v1alpha1.GraftPolicy, namespace string, rule int) *so
 	if policy.UID == "" {
 		return read() // no API server has it, so nothing says that it is the same one the next time
 	}
-	key := listKey{policy.UID, policy.Generation, rule}
+	return p.kept(listKey{policy.UID, rule}, policy.Generation, read)()
+}
+
+// kept returns the list of a rule in a generation of its policy, which is the only one that is kept.
+func (p *Peers) kept(key listKey, generation int64, read func() *sources) func() *sources {
 	p.mu.Lock()
-	kept := p.lists[key]
-	if kept == nil {
-		if len(p.lists) >= listsMax {
-			clear(p.lists)
-		}
-		kept = sync.OnceValue(read)
-		p.lists[key] = kept
+	defer p.mu.Unlock()
+	kept, found := p.lists[key]
+	if found && kept.generation == generation {
+		return kept.sources
 	}
-	p.mu.Unlock()
-	return kept()
+	if p.size > listsMax {
+		clear(p.lists)
+		p.size = 0
+	}
+	kept = keptList{generation, sync.OnceValue(func() *sources {
+		s := read()
+		p.mu.Lock()
+		defer p.mu.Unlock()
+		p.size += s.size()
+		return s
+	})}
+	p.lists[key] = kept
+	return kept.sources
 }
 
 // sources are who reaches the servers of a rule.
 type sources struct {
-	text  string   // two lists with the same one select the same, whatever pods there are
+	text  string   // a digest: two lists with the same one select the same, whatever pods there are
 	pods  []string // UIDs of grafted pods, sorted
 	words []string // prefixes, as the agent reads them
 	err   error
+}
+
+// size returns about how many bytes of memory sources have.
+func (s *sources) size() int {
+	const object, word = 256, 16
+	n := object + word*(len(s.pods)+len(s.words))
+	for _, w := range s.words {
+		n += len(w)
+	}
+	if s.err != nil {
+		n += len(s.err.Error())
+	}
+	return n
 }
 
 // sourcesOf reads a list of a policy of a namespace.
@@ -115,7 +148,7 @@ func sourcesOf(from []v1alpha1.Peer, namespace string, peers []Peer) *sources {
 		texts = append(texts, s.String())
 	}
 	slices.Sort(texts)
-	s := &sources{text: strings.Join(slices.Compact(texts), "+")}
+	s := &sources{text: fmt.Sprintf("%x", sha256.Sum256([]byte(strings.Join(slices.Compact(texts), "+"))))}
 	for _, p := range peers {
 		if !slices.ContainsFunc(selectors, func(s selector) bool { return s.selects(&p) }) {
 			continue

@@ -54,6 +54,21 @@ func TestPeersOnce(t *testing.T) {
 	if len(peers.lists) != 3 {
 		t.Errorf("%d lists after another pod", len(peers.lists))
 	}
+	for range 10 {
+		q.Policies[0].Generation++
+		if d := Decide(q); d.Grant.Refused != "" {
+			t.Error(d.Grant.Refused)
+		}
+	}
+	if len(peers.lists) != 3 {
+		t.Errorf("%d lists after ten generations", len(peers.lists))
+	}
+	s := peers.of(q.Policies[0], "shop", 0)
+	q.Policies[0].Generation += 10
+	q.Policies[0].Spec.Ingress[0].From = append(q.Policies[0].Spec.Ingress[0].From, q.Policies[0].Spec.Ingress[0].From...)
+	if more := peers.of(q.Policies[0], "shop", 0); len(more.text) > 64 || more.text != s.text || more == s {
+		t.Errorf("a list that is written twice: %q and %q", s.text, more.text)
+	}
 	q.Policies[0].Generation++
 	q.Policies[0].Spec.Ingress[0].From = q.Policies[1].Spec.Ingress[0].From
 	q.Policies[0].Spec.Ingress[1].From[0].NamespaceSelector = nil
@@ -66,16 +81,20 @@ func TestPeersOnce(t *testing.T) {
 	}
 }
 
-// More lists than are kept are read all the same.
+// More lists than are kept are read all the same. Those of policies that are gone are dropped then.
 func TestPeersAreBounded(t *testing.T) {
-	peers := peersOf()
-	for i := range listsMax {
-		peers.lists[listKey{rule: -i}] = nil
+	peers, gone := peersOf(), 0
+	for peers.size <= listsMax {
+		peers.kept(listKey{policy: "gone", rule: gone}, 1, func() *sources { return &sources{words: []string{strings.Repeat("x", 1<<16)}} })()
+		gone++
+	}
+	if len(peers.lists) != gone || gone<<16 > listsMax {
+		t.Errorf("%d lists after %d", len(peers.lists), gone)
 	}
 	q := question(t, web, wide(2, 1, 1))
 	q.Policies[0].UID, q.Peers = "p", func() *Peers { return peers }
-	if d := Decide(q); d.Grant.Refused != "" || len(peers.lists) != 2 {
-		t.Errorf("%d lists, refused: %q", len(peers.lists), d.Grant.Refused)
+	if d := Decide(q); d.Grant.Refused != "" || len(peers.lists) != 2 || peers.size > 2048 {
+		t.Errorf("%d lists of %d bytes, refused: %q", len(peers.lists), peers.size, d.Grant.Refused)
 	}
 }
 

@@ -117,6 +117,7 @@ type known struct {
 	endpoints map[string]bool
 	selects   bool                // its rules select pods of the node
 	short     bool                // there was no port for one of its rules
+	registers int                 // how often a container of the pod was registered
 	restart   map[string][]string // rules that containers do not have, by container
 	because   map[string]string   // the reasons, by container
 	failed    []api.GrantFailure  // what of the grant is not in force

@@ -219,6 +219,7 @@ func (n *Node) refusalWaits(pod *corev1.Pod, k *known, d *grant.Decision) time.D
 // containers that run.
 func (n *Node) put(pod *corev1.Pod, k *known, session uint64, g *api.Grant) error {
 	n.mu.Lock()
+	registers := k.registers
 	same := k.put != nil && k.session == session && reflect.DeepEqual(k.put, g) && (len(k.failed) == 0 || time.Now().Before(k.retry))
 	n.mu.Unlock()
 	if same {
@@ -236,6 +237,9 @@ func (n *Node) put(pod *corev1.Pod, k *known, session uint64, g *api.Grant) erro
 	k.put, k.session, k.restart, k.because = g, session, maps.Clone(changed.Restart), changed.Because
 	k.failed, k.retry = changed.Failed, time.Now().Add(n.Again)
 	delete(n.waiting, k.uid)
+	if k.registers != registers {
+		k.session = 0 // the answer may be about the container before: handle wakes the pod, and the grant is put again
+	}
 	n.mu.Unlock()
 	n.Log.Debug("grant put", "pod", client.ObjectKeyFromObject(pod), "refused", g.Refused, "failed", len(changed.Failed))
 	if len(changed.Withdrawn) > 0 {

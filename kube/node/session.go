@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -73,6 +74,7 @@ func (n *Node) handle(ctx context.Context, e api.PodEvent) {
 		delete(n.waiting, e.Pod.UID)
 		if k := n.find(key, e.Pod.UID); k != nil {
 			k.given = true
+			k.registers++
 			delete(k.restart, e.Pod.Container)
 			k.failed = slices.DeleteFunc(slices.Clone(k.failed), func(f api.GrantFailure) bool { return f.Container == e.Pod.Container })
 		}
@@ -106,9 +108,10 @@ func (n *Node) begin(ctx context.Context) error {
 	if n.session == 1 {
 		n.claim(pods.Items)
 	}
+	known := slices.Collect(maps.Keys(n.known)) // of which some may be gone
 	n.mu.Unlock()
-	for i := range states { // of which some may be gone
-		n.enqueue(types.NamespacedName{Namespace: states[i].Namespace, Name: states[i].Name})
+	for _, key := range known {
+		n.enqueue(key)
 	}
 	n.Log.Info("the agent's stream of events has begun", "pods", len(states))
 	for _, r := range n.podsIn(ctx, "") {
@@ -157,7 +160,7 @@ func (n *Node) adoptRules(s *api.PodState, r api.Rules, named bool) {
 }
 
 // claim notes the ports that pods have by their status. After a boot of the node the agent knows none, and
-// EndpointSlices lead to these.
+// EndpointSlices lead to these. The caller holds mu.
 func (n *Node) claim(pods []corev1.Pod) {
 	for i := range pods {
 		p := &pods[i]
@@ -170,6 +173,7 @@ func (n *Node) claim(pods []corev1.Pod) {
 		}
 		for _, s := range claims {
 			n.ports.Of(string(p.UID), p.Namespace).Claim(s.Rule, s.Host)
+			n.note(client.ObjectKeyFromObject(p), string(p.UID)).seen = true // so that Reconcile releases them when the pod is gone
 		}
 	}
 }

@@ -8,8 +8,13 @@
 // A rule of a pod keeps its port while the pod has the rule. Then the port lapses: the rule gets it again
 // when it comes back, as its server may still listen there. Another rule gets a lapsed port only if there
 // is no other, nobody listens at it, and no client of another namespace can be misled: EndpointSlices of
-// the former owner may still lead there. They are of its namespace, and are removed with the pod. So a pod
-// of another namespace gets no port to which a Service may have led.
+// the former owner may still lead there, and they are of its namespace. So a pod of another namespace gets no
+// port to which a Service may have led.
+//
+// Release gives back all ports of a pod. It is for pods that are gone, and also for those that have ended
+// (Succeeded, Failed) or that ask to be grafted no more, whose objects are there: a node may have any number
+// of pods that have ended, and their ports would be missing for all namespaces. Package cluster removes the
+// EndpointSlices of such a pod. Until it has, they lead to the next owner of the port.
 //
 // A pod whose status says that it has a port claims the port. Nobody else gets it before the first
 // decision about the pod: its EndpointSlice may lead there already.
@@ -45,6 +50,7 @@ type port struct {
 	state                state
 	had                  bool // the pod has had it, by an earlier decision
 	led                  bool // an EndpointSlice may lead there
+	unheard              bool // the pod claims it, and no decision has given it since: anybody may listen there
 }
 
 type state int
@@ -109,8 +115,8 @@ func (t *Table) comesBack(p *Pod, rule string, protocol v1alpha1.Protocol, addr 
 		}
 		others := slices.DeleteFunc(t.at(at), func(o *port) bool { return o.pod == p.uid && o.rule == rule })
 		lost := slices.ContainsFunc(others, func(o *port) bool { return o.state != lapsed && (o.state != claimed || e.state != claimed) })
-		// The pod's own server may listen where nobody else has been. After a claim nobody does.
-		if lost || (e.state == claimed || len(others) > 0) && !t.free(protocol, at) {
+		// The pod's own server may listen where nobody else has been.
+		if lost || (e.unheard || len(others) > 0) && !t.free(protocol, at) {
 			continue
 		}
 		e.at, e.state = at, taken
@@ -157,7 +163,7 @@ func (p *Pod) Settle(served []grant.Served) (lapses bool) {
 		switch {
 		case e.state == lapsed:
 		case i >= 0 && e.state != claimed:
-			e.state, e.had, e.led = held, true, e.led || len(served[i].Services) > 0
+			e.state, e.had, e.led, e.unheard = held, true, e.led || len(served[i].Services) > 0, false
 		default:
 			lapses = lapses || e.state != taken
 			t.lapse(e)
@@ -193,7 +199,7 @@ func (p *Pod) note(rule string, at netip.AddrPort, as state) {
 	if known != nil || as != claimed && slices.ContainsFunc(t.at(at), others) {
 		return
 	}
-	t.add(port{pod: p.uid, namespace: p.namespace, rule: rule, at: at, state: as, had: true, led: true})
+	t.add(port{pod: p.uid, namespace: p.namespace, rule: rule, at: at, state: as, had: true, led: true, unheard: as == claimed})
 }
 
 // Release gives back the ports of a pod, and tells whether there were any.

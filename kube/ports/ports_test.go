@@ -166,6 +166,17 @@ func TestClaim(t *testing.T) {
 	claim("f", "x", 445)
 	busy = 445 // another process has it
 	take(t, table, "f", "x", node, grant.Range{First: 445, Last: 446}, 446)
+
+	claim("g", "x", 20005)
+	settle(t, table, "g", true) // the first decision refuses the pod
+	busy = 20005
+	take(t, table, "g", "x", node, grant.Range{First: 20005, Last: 20006}, 20006)
+	claim("h", "x", 20007)
+	take(t, table, "h", "x", node, grant.Range{First: 20007, Last: 20008}, 20007)
+	settle(t, table, "h", false, "x")
+	settle(t, table, "h", true)
+	busy = 20007 // its own server listens there
+	take(t, table, "h", "x", node, grant.Range{First: 20007, Last: 20008}, 20007)
 }
 
 func TestAdopt(t *testing.T) {

@@ -3,6 +3,7 @@ package docs
 import (
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -134,28 +135,43 @@ func TestDocumentedValues(t *testing.T) {
 	}
 }
 
-// The templates for k3s have our runtime where each version of containerd's configuration has its runtimes.
+// The templates for k3s have our runtime where each version of containerd's configuration has its runtimes. So have the
+// tables of the runtime for translated pods, with the program of the DaemonSet.
 func TestTemplatesOfK3s(t *testing.T) {
 	const base, program = `{{ template "base" . }}`, "/opt/tsugiki/bin/tsugiki-runtime"
-	got := map[int]map[string]any{}
+	type table = map[string]any
+	got := map[string]table{}
 	each(t, func(b block) {
-		if !strings.Contains(b.text, base) {
+		translate := strings.Contains(b.text, ".runtimes."+setup.TranslateName+"]")
+		if !translate && !strings.Contains(b.text, base) {
 			return
 		}
 		for _, version := range []int{2, 3} {
-			told, err := setup.ReadContainerd([]byte(strings.Replace(b.text, base, fmt.Sprintf("version = %d", version), 1)), program)
+			text := fmt.Sprintf("version = %d\n", version) + strings.Replace(b.text, base, "", 1)
+			told, err := setup.ReadContainerd([]byte(text), program)
 			if err != nil {
 				t.Errorf("%s: %v", b, err)
-			} else if runtime := told.Runtimes[setup.Name]; runtime != nil {
-				got[version] = runtime
+			}
+			for name, runtime := range told.Runtimes {
+				got[fmt.Sprint(name, " ", version)] = runtime
 			}
 		}
 	})
-	table := map[string]any{
-		"runtime_type": "io.containerd.runc.v2",
-		"options":      map[string]any{"BinaryName": program, "SystemdCgroup": true},
+	ours := func(systemd bool, translate table) table {
+		options := table{"BinaryName": program}
+		if systemd {
+			options["SystemdCgroup"] = true
+		}
+		of := table{"runtime_type": "io.containerd.runc.v2", "options": options}
+		maps.Copy(of, translate)
+		return of
 	}
-	if diff := cmp.Diff(map[int]map[string]any{2: table, 3: table}, got); diff != "" {
-		t.Errorf("the runtime by version of the configuration (-want +got):\n%s", diff)
+	network := table{"cni_conf_dir": filepath.Dir(setup.NetworkFile), "cni_max_conf_num": int64(1)}
+	want := map[string]table{
+		"tsugiki 2": ours(true, nil), "tsugiki 3": ours(true, nil),
+		"tsugiki-translate 2": ours(false, network), "tsugiki-translate 3": ours(true, network),
+	}
+	if diff := cmp.Diff(want, got); diff != "" {
+		t.Errorf("the runtimes by version of the configuration (-want +got):\n%s", diff)
 	}
 }

@@ -1,5 +1,4 @@
-{{- /* What pods of the chart have in common: "of" is node or cluster of the values. Values of an older
-chart may lack what is new here (helm upgrade --reuse-values), so that is asked for in a way that finds nothing. */ -}}
+{{- /* What pods of the chart have in common: "of" is node or cluster of the values. */ -}}
 {{- define "tsugiki.placed" -}}
 {{- with .root.Values.imagePullSecrets }}
 imagePullSecrets: {{ toJson . }}
@@ -29,7 +28,7 @@ ports: [{name: metrics, containerPort: {{ regexFind "[0-9]+$" . }}}]
 {{- /* The agent's configuration. */ -}}
 {{- define "tsugiki.config" -}}
 {{ .Values.agent.config | trimSuffix "\n" }}
-{{- with (.Values.metrics).agent }}
+{{- with .Values.metrics.agent }}
 {{- if regexMatch "(?m)^\\s*\\[\\s*metrics\\s*\\]" $.Values.agent.config }}
 {{- fail "agent.config has [metrics] already: write listen there, and not metrics.agent" }}
 {{- end }}
