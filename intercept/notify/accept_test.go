@@ -46,6 +46,21 @@ func TestWantOfDescriptorsTakesNoConnection(t *testing.T) {
 	w.must(<-asked)
 }
 
+// A fault of ours takes no connection from the program, and does not give it a marker either.
+func TestFaultTakesNoConnection(t *testing.T) {
+	for fault, want := range map[unix.Errno]unix.Errno{unix.EIO: unix.ECONNABORTED, unix.EMFILE: unix.EMFILE} {
+		w := newAcceptWorld(t, "again", 0)
+		err := fmt.Errorf("open memory: %w", fault)
+		w.fault.Store(&err)
+		asked := make(chan error, 1)
+		go func() { asked <- w.asks(w.own, "e") }()
+		if got, want := w.hears(), fmt.Sprint(-1, want); got != want {
+			t.Errorf("accept says %q, want %q", got, want)
+		}
+		w.must(<-asked)
+	}
+}
+
 // A connection costs one call of the processes that wait for it, however many these are.
 func TestConnectionWakesOneCall(t *testing.T) {
 	const workers, clients = 8, 20
