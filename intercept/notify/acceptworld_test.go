@@ -225,6 +225,7 @@ type acceptWorld struct {
 	listener  int // of the server
 	said      *bufio.Scanner
 	process   *os.Process
+	released  time.Time // when the program was told to begin
 	fault     atomic.Pointer[error] // of the next call that needs the program's memory
 }
 
@@ -316,6 +317,7 @@ func (w *acceptWorld) start(what string) {
 		<-w.s.Handled()
 		unix.Close(file)
 	})
+	w.released = time.Now()
 	_, err = in.Write([]byte{0})
 	w.must(err)
 }
