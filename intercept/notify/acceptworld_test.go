@@ -225,7 +225,7 @@ type acceptWorld struct {
 	listener  int // of the server
 	said      *bufio.Scanner
 	process   *os.Process
-	released  time.Time // when the program was told to begin
+	released  time.Time             // when the program was told to begin
 	fault     atomic.Pointer[error] // of the next call that needs the program's memory
 }
 
