@@ -43,7 +43,9 @@ func TestWantOfDescriptorsTakesNoConnection(t *testing.T) {
 	if got, want := w.hears(), fmt.Sprint(-1, unix.EMFILE); got != want {
 		t.Errorf("accept says %q, want %q", got, want)
 	}
+	w.counts(1, 1)
 	w.must(<-asked)
+	w.counts(2, 1)
 }
 
 // A fault of ours takes no connection from the program, and does not give it a marker either.
@@ -107,6 +109,7 @@ func TestAcceptHasALimit(t *testing.T) {
 	if took := time.Since(w.released); took < limit {
 		t.Errorf("accept waited for %v of %v", took, limit)
 	}
+	w.counts(1, 1)
 }
 
 // A signal ends a call with a limit, whether its handler lets calls be restarted or not.

@@ -375,3 +375,11 @@ func (w *acceptWorld) waiters(n int) {
 		return nil
 	})
 }
+
+// counts checks how many calls the supervisor has counted.
+func (w *acceptWorld) counts(answered, refused uint64) {
+	w.t.Helper()
+	if c := w.s.Stats().Calls[gate.GetName]; c.Answered != answered || c.Refused != refused {
+		w.t.Errorf("%d calls are counted, %d refused; want %d, %d", c.Answered, c.Refused, answered, refused)
+	}
+}

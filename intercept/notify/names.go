@@ -145,6 +145,7 @@ func (s *Supervisor) reply(p *program, answer graft.Answer) error {
 	if answer, err = s.takeBack(p, p.accepted, err); err != nil {
 		return err
 	}
+	s.countRefusal(r.Call)
 	return s.answer(r, answer)
 }
 

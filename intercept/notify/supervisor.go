@@ -192,6 +192,13 @@ func (s *Supervisor) count(r gate.Request, answer graft.Answer, took time.Durati
 	}
 }
 
+// countRefusal counts that a call, which is counted, was refused in the end.
+func (s *Supervisor) countRefusal(call gate.Call) {
+	s.countMu.Lock()
+	defer s.countMu.Unlock()
+	s.counted[call].Refused++
+}
+
 func (s *Supervisor) handle(r gate.Request, came time.Time, waited *waitingCall) {
 	p := &program{s: s, request: r, call: r.ID, again: r.Again, waited: waited}
 	if id, found := s.threads.begin(r); found {
