@@ -4,6 +4,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"slices"
 	"time"
 	"unsafe"
 
@@ -19,7 +20,8 @@ type option struct {
 	family      int // only for sockets of this family; 0: any
 	typ         int // only for sockets of this type; 0: any
 	size        int
-	halve       bool // the kernel doubles the value that it is given (socket(7))
+	halve       bool   // the kernel doubles the value that it is given (socket(7))
+	lock        uint32 // 0, or the bit of SO_BUF_LOCK that tells whether a program has set it
 	// limited: without a capability on the host, the kernel accepts only some values. In a user
 	// namespace of its own, the program may have set others.
 	limited bool
@@ -51,8 +53,8 @@ var options = []option{
 	{level: unix.SOL_SOCKET, name: unix.SO_DONTROUTE, size: 4},
 	{level: unix.SOL_SOCKET, name: unix.SO_BROADCAST, size: 4, early: true},
 	{level: unix.SOL_SOCKET, name: unix.SO_OOBINLINE, size: 4},
-	{level: unix.SOL_SOCKET, name: unix.SO_SNDBUF, size: 4, halve: true},
-	{level: unix.SOL_SOCKET, name: unix.SO_RCVBUF, size: 4, halve: true},
+	{level: unix.SOL_SOCKET, name: unix.SO_SNDBUF, size: 4, halve: true, lock: unix.SOCK_SNDBUF_LOCK},
+	{level: unix.SOL_SOCKET, name: unix.SO_RCVBUF, size: 4, halve: true, lock: unix.SOCK_RCVBUF_LOCK},
 	{level: unix.SOL_SOCKET, name: unix.SO_BUF_LOCK, size: 4},
 	{level: unix.SOL_SOCKET, name: unix.SO_LINGER, size: 8},
 	{level: unix.SOL_SOCKET, name: unix.SO_RCVLOWAT, size: 4},
@@ -167,6 +169,22 @@ var options = []option{
 // the socket does not have is empty.
 type values []string
 
+// bufLock is the index of SO_BUF_LOCK in options.
+var bufLock = slices.IndexFunc(options, func(o option) bool { return o.level == unix.SOL_SOCKET && o.name == unix.SO_BUF_LOCK })
+
+// isSet tells whether a program has set an option, given the values of a new socket. The kernel goes on
+// changing the size of a buffer that no program has set. It would not change that of a copy.
+func (vs values) isSet(i int, defaults values) bool {
+	switch lock := options[i].lock; {
+	case vs[i] == "":
+		return false
+	case lock != 0 && vs[bufLock] != "":
+		return native.Uint32([]byte(vs[bufLock]))&lock != 0
+	default:
+		return vs[i] != defaults[i]
+	}
+}
+
 // values reads the options; those of a connection without the early ones.
 func (s *socket) values(connection bool) values {
 	var buf [optionSizeMax]byte
@@ -243,7 +261,7 @@ func (e call) copyValues(s *socket, vs values, to int) error {
 		return err
 	}
 	for i, v := range vs {
-		if v == defaults[i] || v == "" {
+		if !vs.isSet(i, defaults) {
 			continue
 		}
 		o, value := options[i], []byte(v)
@@ -269,8 +287,11 @@ func (o option) set(file int, value []byte) (err error) {
 var native = binary.NativeEndian
 
 // copyFilter copies a classic BPF filter (SO_ATTACH_FILTER). An eBPF filter cannot be read back,
-// and is lost.
+// and is lost. A connection that was given back and is taken again may have a locked filter already.
 func copyFilter(from, to int) error {
+	if locked, err := unix.GetsockoptInt(to, unix.SOL_SOCKET, unix.SO_LOCK_FILTER); err == nil && locked != 0 {
+		return nil
+	}
 	blocks, err := getFilter(from, nil)
 	if err != nil || blocks == 0 {
 		return nil //nolint:nilerr // EACCES says that it is an eBPF one

@@ -164,6 +164,7 @@ func TestLockedFilterGoesAlong(t *testing.T) {
 	if err := unix.SetsockoptInt(to, unix.SOL_SOCKET, unix.SO_DETACH_FILTER, 0); !errors.Is(err, unix.EPERM) {
 		t.Errorf("the filter can be removed: %v", err)
 	}
+	must(t, w.begin().copyAllOptions(s, to)) // again
 }
 
 // files makes a TCP socket in each of two places.
@@ -227,5 +228,36 @@ func TestDefaultsAreReadAgain(t *testing.T) {
 	now = now.Add(defaultsAge)
 	if got := algorithm(); got != before {
 		t.Errorf("a socket of the host has the container's default %s, not the host's %s", got, before)
+	}
+}
+
+// The size of a buffer is not fixed in a copy of a socket that has it from a sysctl, or whose program
+// has let it change again.
+func TestBuffersStayFree(t *testing.T) {
+	host, own := newPlace(t, host4), newPlace(t)
+	w := newWorld(t, host, own, false, everywhere...)
+	now := time.Now()
+	w.clock = func() time.Time { return now }
+	for _, change := range []func(listener int) error{
+		func(int) error {
+			now = now.Add(defaultsAge)
+			return host.Do(func() error {
+				return errors.Join(os.WriteFile("/proc/sys/net/ipv4/tcp_rmem", []byte("4096 100000 200000"), 0),
+					os.WriteFile("/proc/sys/net/ipv4/tcp_wmem", []byte("4096 100000 200000"), 0))
+			})
+		},
+		func(listener int) error {
+			return errors.Join(unix.SetsockoptInt(listener, unix.SOL_SOCKET, unix.SO_RCVBUF, 60000),
+				unix.SetsockoptInt(listener, unix.SOL_SOCKET, unix.SO_BUF_LOCK, 0))
+		},
+	} {
+		listener, connection := w.files(host, own)
+		must(t, change(listener))
+		s, err := inspect(listener)
+		must(t, err)
+		must(t, w.begin().copyOptions(s, connection))
+		if locked, err := unix.GetsockoptInt(connection, unix.SOL_SOCKET, unix.SO_BUF_LOCK); locked != 0 || err != nil {
+			t.Errorf("SO_BUF_LOCK is %d, %v", locked, err)
+		}
 	}
 }

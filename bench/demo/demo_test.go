@@ -2,8 +2,12 @@ package main
 
 import (
 	"bytes"
+	"context"
 	"errors"
 	"math"
+	"os"
+	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 
@@ -42,14 +46,27 @@ func TestParseSockperf(t *testing.T) {
 }
 
 func TestParseLog(t *testing.T) {
-	rate, n, err := parseLog([]byte("1000.100\n1000.200\n1000.350\n"))
-	if err != nil || n != 3 || math.Abs(rate-8) > 1e-6 {
-		t.Errorf("rate %v of %d, %v; want 8 of 3", rate, n, err)
+	rate, err := parseLog([]byte("1000.100\n1000.200\n1000.350\n"))
+	if err != nil || math.Abs(rate-8) > 1e-6 {
+		t.Errorf("rate %v, %v; want 8", rate, err)
 	}
 	for _, log := range []string{"", "1000.100\n", "1000.1\n1000.1\n", "a\nb\n"} {
-		if _, _, err := parseLog([]byte(log)); err == nil {
+		if _, err := parseLog([]byte(log)); err == nil {
 			t.Errorf("parseLog(%q) gives no error", log)
 		}
+	}
+}
+
+// A log that cannot be read ends the wait for it.
+func TestLogRate(t *testing.T) {
+	log := filepath.Join(t.TempDir(), "log")
+	if err := os.WriteFile(log, bytes.Repeat([]byte("-\n"), connections), 0o600); err != nil {
+		t.Fatal(err)
+	}
+	ctx, cancel := context.WithTimeout(t.Context(), testkit.Patience)
+	defer cancel()
+	if _, err := logRate(ctx, log); !errors.Is(err, strconv.ErrSyntax) {
+		t.Errorf("%v, want %v", err, strconv.ErrSyntax)
 	}
 }
 

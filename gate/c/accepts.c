@@ -22,8 +22,8 @@
  * program clears the flag in this moment, and another thread takes the connection, the gate's
  * thread waits with the lock. The supervisor answers the other calls then, and those for which the
  * gate has no room or no descriptor left. It sets the flag for a moment, too, with a lock of its
- * own. So once it has got such a call, a listener that seems not to wait may, and the supervisor is
- * asked; and the supervisor is told of calls that wait.
+ * own. So once it has got such a call that waits, a listener that seems not to wait may, and the
+ * supervisor is asked; and the supervisor is told of calls that wait.
  */
 #define _GNU_SOURCE
 #include "accepts.h"
@@ -64,14 +64,53 @@ static bool accepts_lock_flags(void)
 	return false;
 }
 
-/* Whether the supervisor has got a call on a translated listener. */
+/* The SO_COOKIE of the listener that has O_NONBLOCK of the gate; 0: none has. Its lock covers the
+ * flag, too. Nothing waits while it is held. */
+static uint64_t accepts_flagged;
+static pthread_mutex_t accepts_flagged_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static uint64_t accepts_identify(int listener)
+{
+	uint64_t cookie = 0;
+	socklen_t length = sizeof(cookie);
+
+	(void)getsockopt(listener, SOL_SOCKET, SO_COOKIE, &cookie, &length);
+	return cookie;
+}
+
+/* Sets the flags of a listener. FLAGGED is its cookie if O_NONBLOCK is the gate's, else 0. */
+static void accepts_set_flags(int listener, int flags, uint64_t flagged)
+{
+	pthread_mutex_lock(&accepts_flagged_lock);
+	(void)fcntl(listener, F_SETFL, flags);
+	accepts_flagged = flagged;
+	pthread_mutex_unlock(&accepts_flagged_lock);
+}
+
+/* Whether calls on a listener wait, also while another thread accepts. */
+static bool accepts_waits(int listener)
+{
+	uint64_t flagged;
+	int mode;
+
+	pthread_mutex_lock(&accepts_flagged_lock);
+	mode = fcntl(listener, F_GETFL);
+	flagged = accepts_flagged;
+	pthread_mutex_unlock(&accepts_flagged_lock);
+	if (mode < 0 || !(mode & O_NONBLOCK))
+		return mode >= 0;
+	return flagged != 0 && flagged == accepts_identify(listener);
+}
+
+/* Whether the supervisor has got a call that waits on a translated listener. */
 static atomic_bool accepts_shared;
 
 /* Passes a call on. */
 static void accepts_pass(struct gate_worker *w, bool waits)
 {
 	w->request.waits = waits;
-	atomic_store(&accepts_shared, true);
+	if (waits)
+		atomic_store(&accepts_shared, true);
 	gate_pass(w);
 }
 
@@ -90,6 +129,7 @@ static int accepts_take(int listener, int flags, struct translated_in6 *peer, bo
 	socklen_t length = sizeof(*peer);
 
 	if (!accepts_lock_flags()) {
+		*waits = accepts_waits(listener);
 		errno = EBUSY;
 		return -1;
 	}
@@ -97,13 +137,13 @@ static int accepts_take(int listener, int flags, struct translated_in6 *peer, bo
 	*waits = mode >= 0 && !(mode & O_NONBLOCK);
 	if (!*waits || gate_has(listener, POLLIN | POLLHUP | POLLERR)) {
 		if (*waits)
-			(void)fcntl(listener, F_SETFL, mode | O_NONBLOCK);
+			accepts_set_flags(listener, mode | O_NONBLOCK, accepts_identify(listener));
 		/* musl's accept4 calls accept(2) after EINVAL. */
 		connection = (int)syscall(SYS_accept4, listener, peer, &length,
 					  SOCK_CLOEXEC | (flags & SOCK_NONBLOCK));
 		error = errno;
 		if (*waits)
-			(void)fcntl(listener, F_SETFL, mode);
+			accepts_set_flags(listener, mode, 0);
 	}
 	pthread_mutex_unlock(&accepts_flags);
 	errno = error;

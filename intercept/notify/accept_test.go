@@ -43,7 +43,24 @@ func TestWantOfDescriptorsTakesNoConnection(t *testing.T) {
 	if got, want := w.hears(), fmt.Sprint(-1, unix.EMFILE); got != want {
 		t.Errorf("accept says %q, want %q", got, want)
 	}
+	w.counts(1, 1)
 	w.must(<-asked)
+	w.counts(2, 1)
+}
+
+// A fault of ours takes no connection from the program, and does not give it a marker either.
+func TestFaultTakesNoConnection(t *testing.T) {
+	for fault, want := range map[unix.Errno]unix.Errno{unix.EIO: unix.ECONNABORTED, unix.EMFILE: unix.EMFILE} {
+		w := newAcceptWorld(t, "again", 0)
+		err := fmt.Errorf("open memory: %w", fault)
+		w.fault.Store(&err)
+		asked := make(chan error, 1)
+		go func() { asked <- w.asks(w.own, "e") }()
+		if got, want := w.hears(), fmt.Sprint(-1, want); got != want {
+			t.Errorf("accept says %q, want %q", got, want)
+		}
+		w.must(<-asked)
+	}
 }
 
 // A connection costs one call of the processes that wait for it, however many these are.
@@ -85,14 +102,14 @@ func TestKilledWorkerKeepsNoConnection(t *testing.T) {
 // SO_RCVTIMEO limits accept(2).
 func TestAcceptHasALimit(t *testing.T) {
 	const limit = 50 * time.Millisecond
-	began := time.Now()
 	w := newAcceptWorld(t, "once", limit)
 	if got, want := w.hears(), fmt.Sprint(-1, unix.EAGAIN); got != want {
 		t.Errorf("accept says %q, want %q", got, want)
 	}
-	if took := time.Since(began); took < limit {
+	if took := time.Since(w.released); took < limit {
 		t.Errorf("accept waited for %v of %v", took, limit)
 	}
+	w.counts(1, 1)
 }
 
 // A signal ends a call with a limit, whether its handler lets calls be restarted or not.

@@ -30,6 +30,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/sys/pidfd"
 	"github.com/tsugiki/tsugiki/internal/sys/seccomp"
 	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
+	"github.com/tsugiki/tsugiki/internal/sys/tracee"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 	"github.com/tsugiki/tsugiki/keeper"
 	"github.com/tsugiki/tsugiki/policy"
@@ -77,16 +78,23 @@ func acceptUnderFilter(what string) int {
 		return startWorkers(workers)
 	case what == "full":
 		_ = unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 1, Max: 1024})
-		c, _, err := unix.Accept4(acceptListener, 0)
-		fmt.Println(c, err)
+		acceptOnce()
 		_ = unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Cur: 1024, Max: 1024})
 		return acceptAlways(nil)
 	case what == "once":
-		c, _, err := unix.Accept4(acceptListener, 0)
-		fmt.Println(c, err)
+		acceptOnce()
 		return 0
+	case what == "again":
+		acceptOnce()
+		return acceptAlways(nil)
 	}
 	return acceptAlways(interrupt)
+}
+
+// acceptOnce writes how accept4(2) ends.
+func acceptOnce() {
+	c, _, err := unix.Accept4(acceptListener, 0)
+	fmt.Println(c, err)
 }
 
 // waitsKillably tells whether the kernel knows WAIT_KILLABLE_RECV. With flags that it knows, the call fails at the
@@ -217,6 +225,15 @@ type acceptWorld struct {
 	listener  int // of the server
 	said      *bufio.Scanner
 	process   *os.Process
+	released  time.Time             // when the program was told to begin
+	fault     atomic.Pointer[error] // of the next call that needs the program's memory
+}
+
+func (w *acceptWorld) openMemory(tid int) (*tracee.Memory, error) {
+	if fault := w.fault.Swap(nil); fault != nil {
+		return nil, *fault
+	}
+	return tracee.OpenMemory(tid)
 }
 
 func newAcceptWorld(t *testing.T, what string, limit time.Duration) *acceptWorld {
@@ -253,7 +270,7 @@ func newAcceptWorld(t *testing.T, what string, limit time.Duration) *acceptWorld
 	}, graft.Rules{Table: table, Host: map[string]graft.Place{"": acceptPlace{w.host}}})
 	w.must(engine.Recover())
 	t.Cleanup(engine.CloseOwn)
-	w.s = &Supervisor{engine: engine, slots: NewPool().NewSlots(), log: slog.New(slog.NewTextHandler(t.Output(), nil)), threads: newThreads(), stop: make(chan struct{})}
+	w.s = &Supervisor{engine: engine, slots: NewPool().NewSlots(), log: slog.New(slog.NewTextHandler(t.Output(), nil)), threads: newThreads(), stop: make(chan struct{}), openMemory: w.openMemory}
 	w.start(what)
 	return w
 }
@@ -300,6 +317,7 @@ func (w *acceptWorld) start(what string) {
 		<-w.s.Handled()
 		unix.Close(file)
 	})
+	w.released = time.Now()
 	_, err = in.Write([]byte{0})
 	w.must(err)
 }
@@ -356,4 +374,12 @@ func (w *acceptWorld) waiters(n int) {
 		}
 		return nil
 	})
+}
+
+// counts checks how many calls the supervisor has counted.
+func (w *acceptWorld) counts(answered, refused uint64) {
+	w.t.Helper()
+	if c := w.s.Stats().Calls[gate.GetName]; c.Answered != answered || c.Refused != refused {
+		w.t.Errorf("%d calls are counted, %d refused; want %d, %d", c.Answered, c.Refused, answered, refused)
+	}
 }

@@ -112,8 +112,7 @@ func (s *Supervisor) accept(p *program) (graft.Answer, error) {
 		return fail(errno), nil
 	}
 	if err != nil {
-		conn.GiveBack()
-		return graft.Answer{}, err
+		return s.takeBack(p, conn, err)
 	}
 	p.accepted = conn
 	return graft.Answer{Action: graft.Succeed}, nil
@@ -143,14 +142,29 @@ func (s *Supervisor) reply(p *program, answer graft.Answer) error {
 	if err == nil {
 		return nil
 	}
-	p.accepted.GiveBack()
-	if errors.Is(err, seccomp.ErrStale) {
+	if answer, err = s.takeBack(p, p.accepted, err); err != nil {
 		return err
 	}
-	if answer, err = orRefusal(err); err != nil {
-		s.log.Error("connection not delivered", "pid", r.Thread, "err", err)
-	}
+	s.countRefusal(r.Call)
 	return s.answer(r, answer)
+}
+
+// takeBack takes a connection back that the program could not be given because of an error, and says how the
+// call ends. The kernel must not carry on: it would give the program the marker of the connection (graft/own.go).
+// So if the fault is ours, the program hears of a connection that went, after which programs call again.
+func (s *Supervisor) takeBack(p *program, conn *graft.Connection, err error) (graft.Answer, error) {
+	conn.GiveBack()
+	if errors.Is(err, seccomp.ErrStale) {
+		return graft.Answer{}, err
+	}
+	answer, fault := orRefusal(err)
+	if fault != nil {
+		answer = fail(unix.ECONNABORTED)
+	}
+	if fault != nil || p.accepted == nil { // else it is a limit of the program's
+		s.log.Error("connection not given to the program", "pid", p.request.Thread, "err", err)
+	}
+	return answer, nil
 }
 
 // deliver installs a connection in the program, and answers the call with its number: by one ioctl, else

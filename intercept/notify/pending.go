@@ -57,7 +57,7 @@ func (s *Supervisor) lookForCallers() {
 		if !s.listener.Valid(c.request.ID) {
 			s.waiting.take(c)
 		} else if s.isInterrupted(c) && s.waiting.take(c) {
-			_ = s.answer(c.request, fail(c.signal)) // it has logged
+			s.end(c, c.signal)
 		}
 	}
 }
@@ -67,12 +67,19 @@ func (s *Supervisor) lookForCallers() {
 func (s *Supervisor) endExpired() (next time.Duration) {
 	for _, c := range s.waiting.all() {
 		if c.expired() && s.waiting.take(c) {
-			_ = s.answer(c.request, fail(unix.EAGAIN)) // it has logged
+			s.end(c, unix.EAGAIN)
 		} else if left := time.Until(c.end); !c.end.IsZero() && (next == 0 || left < next) {
 			next = max(left, 1)
 		}
 	}
 	return next
+}
+
+// end answers a call that was taken.
+func (s *Supervisor) end(c *waitingCall, errno unix.Errno) {
+	answer := fail(errno)
+	s.count(c.request, answer, time.Since(c.came))
+	_ = s.answer(c.request, answer) // it has logged
 }
 
 // isInterrupted tells whether the thread of a call that waits has a signal to take.

@@ -222,7 +222,7 @@ func (p *program) Descriptors(file int) (described []graft.Descriptor, err error
 // memory opens the memory of a program that waits for an answer. What is read or written there delays only
 // calls of the same container.
 func (p *program) memory() (*tracee.Memory, error) {
-	m, err := tracee.OpenMemory(p.request.Thread)
+	m, err := p.s.openMemory(p.request.Thread)
 	if verr := p.valid(); verr != nil {
 		if err == nil {
 			m.Close()

@@ -114,7 +114,7 @@ func waits(t *testing.T) *program {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &program{s: &Supervisor{listener: l}, request: gate.Request{ID: n.ID, Thread: int(n.Thread)}}
+	p := &program{s: &Supervisor{listener: l, openMemory: tracee.OpenMemory}, request: gate.Request{ID: n.ID, Thread: int(n.Thread)}}
 	t.Cleanup(func() {
 		if err := l.Answer(&seccomp.Response{ID: n.ID, Flags: unix.SECCOMP_USER_NOTIF_FLAG_CONTINUE}); err != nil {
 			t.Error(err)

@@ -32,6 +32,7 @@ import (
 	"github.com/tsugiki/tsugiki/internal/sys/forks"
 	"github.com/tsugiki/tsugiki/internal/sys/seccomp"
 	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
+	"github.com/tsugiki/tsugiki/internal/sys/tracee"
 )
 
 // Supervisor serves the gate of one container.
@@ -52,6 +53,8 @@ type Supervisor struct {
 	stopping  sync.Once     // once
 	gone      func(error)
 	work      *cputime.Meter
+	// openMemory is tracee.OpenMemory, but in tests.
+	openMemory func(tid int) (*tracee.Memory, error)
 
 	countMu sync.Mutex // guards counted
 	// counted has only the calls that there were: the counters of all take 3 KiB.
@@ -68,7 +71,7 @@ type Supervisor struct {
 func New(l *os.File, g *gate.Gate, engine *graft.Engine, slots *Slots, log *slog.Logger, gone func(error), work *cputime.Meter) *Supervisor {
 	return &Supervisor{
 		listener: seccomp.Listener(l.Fd()), gate: g, ended: g.Ended(), engine: engine, slots: slots, log: log, threads: newThreads(),
-		stop: make(chan struct{}), gone: gone, work: work,
+		stop: make(chan struct{}), gone: gone, work: work, openMemory: tracee.OpenMemory,
 	}
 }
 
@@ -187,6 +190,13 @@ func (s *Supervisor) count(r gate.Request, answer graft.Answer, took time.Durati
 	if answer.Action == graft.Fail {
 		c.Refused++
 	}
+}
+
+// countRefusal counts that a call, which is counted, was refused in the end.
+func (s *Supervisor) countRefusal(call gate.Call) {
+	s.countMu.Lock()
+	defer s.countMu.Unlock()
+	s.counted[call].Refused++
 }
 
 func (s *Supervisor) handle(r gate.Request, came time.Time, waited *waitingCall) {

@@ -23,7 +23,9 @@ import (
 // armed, or a call that was taken is being handled, and arms it however it ends (await, passOn).
 type waiting struct {
 	mu     sync.Mutex // guards what follows
-	epoll  int        // 0: there is none yet
+	epoll  int        // 0: there is none yet; -1: it is closed
+	stop   int        // an eventfd, which ends the wait
+	number int        // a duplicate of stop; for a moment, of a listener
 	queues map[uint64]*queue
 	// limited is told when a call with a limit begins to wait.
 	limited chan struct{}
@@ -160,15 +162,38 @@ func (w *waiting) arm(q *queue, cookie uint64, listener int) error {
 		return nil
 	}
 	event := unix.EpollEvent{Events: unix.EPOLLIN | unix.EPOLLONESHOT, Fd: int32(cookie), Pad: int32(cookie >> 32)}
-	err := unix.EpollCtl(w.epoll, unix.EPOLL_CTL_ADD, listener, &event)
-	if errors.Is(err, unix.EEXIST) {
-		err = unix.EpollCtl(w.epoll, unix.EPOLL_CTL_MOD, listener, &event)
-	}
-	if err != nil {
+	if err := w.set(listener, &event); err != nil {
 		return fmt.Errorf("wait for a connection: %w", err)
 	}
 	q.armed = true
 	return nil
+}
+
+// set has the epoll tell of an event of a listener. An entry of an epoll is that of a file and a number. With one
+// number for all, a listener has one entry.
+func (w *waiting) set(listener int, event *unix.EpollEvent) error {
+	if w.epoll < 0 {
+		return unix.EBADF
+	}
+	if err := unix.Dup3(listener, w.number, unix.O_CLOEXEC); err != nil {
+		return err
+	}
+	defer unix.Dup3(w.stop, w.number, unix.O_CLOEXEC) //nolint:errcheck // both are open
+	err := unix.EpollCtl(w.epoll, unix.EPOLL_CTL_ADD, w.number, event)
+	if errors.Is(err, unix.EEXIST) {
+		err = unix.EpollCtl(w.epoll, unix.EPOLL_CTL_MOD, w.number, event)
+	}
+	return err
+}
+
+// close closes the epoll.
+func (w *waiting) close() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	for _, file := range []int{w.epoll, w.number, w.stop} {
+		unix.Close(file)
+	}
+	w.epoll = -1
 }
 
 // first returns the oldest call of a listener whose entry in the epoll is not armed; nil if there is
@@ -244,14 +269,21 @@ func (s *Supervisor) watch() error {
 		return fmt.Errorf("wait for connections: %w", err)
 	}
 	stop, err := unix.Eventfd(0, unix.EFD_CLOEXEC|unix.EFD_NONBLOCK)
+	number := -1
+	if err == nil {
+		number, err = unix.FcntlInt(uintptr(stop), unix.F_DUPFD_CLOEXEC, 0)
+	}
 	if err == nil {
 		err = unix.EpollCtl(epoll, unix.EPOLL_CTL_ADD, stop, &unix.EpollEvent{Events: unix.EPOLLIN})
 	}
 	if err != nil {
 		unix.Close(epoll)
+		unix.Close(stop)
+		unix.Close(number)
 		return fmt.Errorf("wait for connections: %w", err)
 	}
 	w := &s.waiting
+	w.stop, w.number = stop, number
 	w.epoll, w.queues, w.limited = epoll, map[uint64]*queue{}, make(chan struct{}, 1)
 	go func() {
 		<-s.stop
@@ -261,8 +293,7 @@ func (s *Supervisor) watch() error {
 	s.done.Add(1) // calls begin until it has ended
 	go func() {
 		defer s.done.Done()
-		defer unix.Close(epoll)
-		defer unix.Close(stop)
+		defer w.close()
 		for s.wake(epoll) {
 			continue
 		}

@@ -1,7 +1,10 @@
 package notify
 
 import (
+	"bytes"
 	"errors"
+	"fmt"
+	"os"
 	"testing"
 
 	"golang.org/x/sys/unix"
@@ -33,5 +36,36 @@ func TestWaitingListenersAreBounded(t *testing.T) {
 	p.s.lookForCallers()
 	if len(w.queues) != 1 {
 		t.Errorf("%d listeners are remembered, want the one that is waited for", len(w.queues))
+	}
+}
+
+// A listener has one entry of the epoll, whatever number its duplicates have.
+func TestListenerHasOneEntry(t *testing.T) {
+	s := &Supervisor{stop: make(chan struct{})}
+	defer s.done.Wait()
+	defer s.End()
+	listener, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(listener)
+	other, err := unix.FcntlInt(uintptr(listener), unix.F_DUPFD_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(other)
+	w := &s.waiting
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	err = errors.Join(unix.Listen(listener, 1), s.watch())
+	for _, number := range []int{listener, other} {
+		err = errors.Join(err, w.arm(&queue{}, 1, number))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	info, err := os.ReadFile(fmt.Sprintf("/proc/self/fdinfo/%d", w.epoll))
+	if n := bytes.Count(info, []byte("tfd:")); n != 2 || err != nil { // the other one's is the end
+		t.Errorf("the epoll has %d entries, %v:\n%s", n, err, info)
 	}
 }

@@ -113,6 +113,62 @@ func TestTranslatedAcceptAtTheGatesLimit(t *testing.T) {
 	c.await("three")
 }
 
+const pythonAsks = `
+import socket
+s = socket.socket()
+s.bind(("0.0.0.0", 8000))
+s.listen()
+print("listens", flush=True)
+for _ in range(2):
+    s.accept()
+s.setblocking(False)
+print("two", flush=True)
+for word in "first", "second":
+    input()
+    try:
+        s.accept()
+    except BlockingIOError:
+        print(word, flush=True)
+`
+
+// Calls on a listener that does not wait are the gate's again once it has descriptors again.
+func TestTranslatedAcceptAfterTheGatesLimit(t *testing.T) {
+	t.Parallel()
+	w := newIPv6World(t)
+	c, gate := accepting(t, w, nil, "listens", python(t), "-c", pythonAsks)
+	w.connectFrom(t, acceptPort)
+	w.connectFrom(t, acceptPort)
+	c.await("two")
+	testkit.Settle(t, gate)
+	var before unix.Rlimit
+	if err := unix.Prlimit(gate, unix.RLIMIT_NOFILE, nil, &before); err != nil {
+		t.Fatal(err)
+	}
+	limit := unix.Rlimit{Cur: 1, Max: before.Max} // one number is free, for the listener
+	for exists(fmt.Sprintf("/proc/%d/fd/%d", gate, limit.Cur-1)) {
+		limit.Cur++
+	}
+	setLimit := func(limit *unix.Rlimit) {
+		if err := unix.Prlimit(gate, unix.RLIMIT_NOFILE, limit, nil); err != nil {
+			t.Fatal(err)
+		}
+	}
+	ask := func(word string) {
+		if _, err := c.stdin.Write([]byte("\n")); err != nil {
+			t.Fatal(err)
+		}
+		c.await(word)
+	}
+	setLimit(&limit)
+	ask("first")
+	setLimit(&before)
+	if err := c.Process.Signal(unix.SIGSTOP); err != nil { // the supervisor's
+		t.Fatal(err)
+	}
+	defer c.Process.Signal(unix.SIGCONT) //nolint:errcheck // the test is over
+	ask("second")
+}
+
 const pythonListeners = `
 import socket, threading
 def serve(s):
