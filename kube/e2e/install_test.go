@@ -368,15 +368,19 @@ func (c *cluster) testUpgraded() {
 		}
 	}
 	c.outside()
-	for _, app := range []string{"web", "redis", "steady"} {
-		for _, p := range c.pods(app) {
-			for _, s := range p.Status.ContainerStatuses {
-				if s.RestartCount > 0 || !s.Ready {
-					c.t.Errorf("container %s of pod %s: %+v", s.Name, p.Name, s)
+	// Probes of a slow machine fail while the agent is away.
+	testkit.Eventually(c.t, func() error {
+		for _, app := range []string{"web", "redis", "steady"} {
+			for _, p := range c.pods(app) {
+				for _, s := range p.Status.ContainerStatuses {
+					if s.RestartCount > 0 || !s.Ready {
+						return fmt.Errorf("container %s of pod %s: %+v", s.Name, p.Name, s)
+					}
 				}
 			}
 		}
-	}
+		return nil
+	})
 	p := c.pods("web")[0]
 	c.served(c.hostPort(&p))
 	c.settled()
