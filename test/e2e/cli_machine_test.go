@@ -2,11 +2,14 @@ package e2e
 
 import (
 	"fmt"
+	"math"
 	"net"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
@@ -148,6 +151,10 @@ func TestCLIMachineLacks(t *testing.T) {
 // five, Go itself cannot start.
 func TestCLIFewFiles(t *testing.T) {
 	t.Parallel()
+	// Descriptors that the test has been given by its caller are not the program's.
+	if err := unix.CloseRange(3, math.MaxUint32, unix.CLOSE_RANGE_CLOEXEC); err != nil {
+		t.Fatal(err)
+	}
 	top := testkit.Build(t, testkit.Options{NoRemote: true})
 	const script = `ulimit -n %d; exec "$2" run --run-dir "$1" --endpoint "` + outEndpoint + `" -e 0.0.0.0/0=out -- touch "$3"`
 	started := false
