@@ -107,7 +107,7 @@ func effective() (uint64, error) {
 const (
 	// filesMin is the number of files that this process may have open at once for a container, with
 	// some room. At the limit the kernel's answers no longer tell what is missing.
-	filesMin = 64
+	filesMin = 80
 	// filesPlenty is what Linux gives programs by default.
 	filesPlenty = 1024
 )
