@@ -59,8 +59,8 @@ func (c *cluster) testDocumented() {
 	}
 }
 
-// printed runs the one command of a page that begins with a text, until it says what it should, and returns what
-// it says. It is run until then, as pods and events take a moment.
+// printed finds the one command of a page that begins with a text. It runs the command until that says what it
+// should, as pods and events take a moment. It returns what the command says.
 func (c *cluster) printed(place examples, page, begins, says, host string) (found []string) {
 	c.t.Helper()
 	at := strings.Index(page, "\n"+begins)

@@ -140,7 +140,7 @@ spec:
 	}
 }
 
-// A port that a container has had is adopted after those that containers have, whatever the order of the pods is.
+// Ports that containers have are adopted first, and then those that containers have had. The order of the pods does not matter.
 func TestAdoptsHeldPortsFirst(t *testing.T) {
 	endpoint := func(port int) string { return fmt.Sprintf("x type ipv4 addr %s port %d", testkit.HostAddr4, port) }
 	n := &Node{ports: ports.New(nil), known: map[types.NamespacedName][]*known{}}

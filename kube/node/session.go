@@ -142,8 +142,8 @@ func (n *Node) adopt(states []api.PodState) {
 	}
 }
 
-// adoptRules notes the ports of endpoints that rules name, or those that they do not name: a container has had
-// these, the latest last.
+// adoptRules notes the ports of a container's endpoints. With named, these are the endpoints that its rules name: it
+// has them. Else these are the others: it has had them, the latest last.
 func (n *Node) adoptRules(s *api.PodState, r api.Rules, named bool) {
 	pod := n.ports.Of(s.UID, s.Namespace)
 	for _, ep := range r.Endpoints {

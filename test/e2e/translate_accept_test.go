@@ -85,15 +85,31 @@ s.accept()
 print("three", flush=True)
 `
 
-// The gate's limit of descriptors is not the program's.
-func TestTranslatedAcceptAtTheGatesLimit(t *testing.T) {
-	t.Parallel()
-	w := newIPv6World(t)
-	c, gate := accepting(t, w, nil, "listens", python(t), "-c", pythonAccepts)
+// acceptedTwo runs a Python program that prints "listens", and "two" when it has accepted two connections. Both
+// have come by then, and the gate has nothing to do.
+func acceptedTwo(t *testing.T, program string) (w *ipv6World, c *container, gate int) {
+	t.Helper()
+	w = newIPv6World(t)
+	c, gate = accepting(t, w, nil, "listens", python(t), "-c", program)
 	w.connectFrom(t, acceptPort)
 	w.connectFrom(t, acceptPort)
 	c.await("two")
 	testkit.Settle(t, gate)
+	return w, c, gate
+}
+
+// freeNumber is the lowest number under which a process has no file.
+func freeNumber(pid int) (n uint64) {
+	for exists(fmt.Sprintf("/proc/%d/fd/%d", pid, n)) {
+		n++
+	}
+	return n
+}
+
+// The gate's limit of descriptors is not the program's.
+func TestTranslatedAcceptAtTheGatesLimit(t *testing.T) {
+	t.Parallel()
+	w, c, gate := acceptedTwo(t, pythonAccepts)
 	files := filesOf(t, gate)
 	if _, err := c.stdin.Write([]byte("\n")); err != nil {
 		t.Fatal(err)
@@ -101,11 +117,8 @@ func TestTranslatedAcceptAtTheGatesLimit(t *testing.T) {
 	awaitFiles(t, gate, files+1)
 	testkit.Settle(t, gate)
 	// No number under the limit is free. The limit is that of poll(2), too, which fails above it.
-	limit := unix.Rlimit{}
-	for exists(fmt.Sprintf("/proc/%d/fd/%d", gate, limit.Cur)) {
-		limit.Cur++
-	}
-	limit.Max = limit.Cur
+	free := freeNumber(gate)
+	limit := unix.Rlimit{Cur: free, Max: free}
 	if err := unix.Prlimit(gate, unix.RLIMIT_NOFILE, &limit, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -134,20 +147,12 @@ for word in "first", "second":
 // Calls on a listener that does not wait are the gate's again once it has descriptors again.
 func TestTranslatedAcceptAfterTheGatesLimit(t *testing.T) {
 	t.Parallel()
-	w := newIPv6World(t)
-	c, gate := accepting(t, w, nil, "listens", python(t), "-c", pythonAsks)
-	w.connectFrom(t, acceptPort)
-	w.connectFrom(t, acceptPort)
-	c.await("two")
-	testkit.Settle(t, gate)
+	_, c, gate := acceptedTwo(t, pythonAsks)
 	var before unix.Rlimit
 	if err := unix.Prlimit(gate, unix.RLIMIT_NOFILE, nil, &before); err != nil {
 		t.Fatal(err)
 	}
-	limit := unix.Rlimit{Cur: 1, Max: before.Max} // one number is free, for the listener
-	for exists(fmt.Sprintf("/proc/%d/fd/%d", gate, limit.Cur-1)) {
-		limit.Cur++
-	}
+	limit := unix.Rlimit{Cur: freeNumber(gate) + 1, Max: before.Max} // one number is free, for the listener
 	setLimit := func(limit *unix.Rlimit) {
 		if err := unix.Prlimit(gate, unix.RLIMIT_NOFILE, limit, nil); err != nil {
 			t.Fatal(err)
