@@ -313,15 +313,17 @@ func TestTwoAtOnce(t *testing.T) {
 			t.Errorf("the node is of neither image: %v", slicesOf(now))
 		}
 	}
-	var all sync.WaitGroup
-	for _, step := range []func(Options) error{Install, Uninstall, Install, Uninstall} {
-		all.Go(func() {
-			if err := step(o); err != nil {
-				t.Error(err)
-			}
-		})
+	for range 50 { // whoever removes the folder may do so while another waits for its lock
+		var all sync.WaitGroup
+		for _, step := range []func(Options) error{Install, Uninstall, Install, Uninstall, Uninstall} {
+			all.Go(func() {
+				if err := step(o); err != nil {
+					t.Error(err)
+				}
+			})
+		}
+		all.Wait()
 	}
-	all.Wait()
 	if err := Uninstall(o); err != nil {
 		t.Error(err)
 	}

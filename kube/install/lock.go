@@ -3,6 +3,7 @@ package install
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 
 	"golang.org/x/sys/unix"
@@ -15,11 +16,18 @@ func (o *Options) lock() (release func(), err error) {
 	if _, err := os.Stat(o.node("/")); err != nil {
 		return nil, fmt.Errorf("find the node's files: %w", err)
 	}
+	folder := o.node(Prefix)
+	if err := os.MkdirAll(o.top(), 0o755); err != nil {
+		return nil, err
+	}
 	for {
-		if err := os.MkdirAll(o.node(Prefix), 0o755); err != nil {
+		if err := os.Mkdir(folder, 0o755); err != nil && !errors.Is(err, fs.ErrExist) {
 			return nil, err
 		}
-		f, err := os.Open(o.node(Prefix))
+		f, err := os.Open(folder)
+		if _, link := os.Readlink(folder); errors.Is(err, fs.ErrNotExist) && link != nil {
+			continue // whoever had the lock has removed the folder; a link would lead nowhere for ever
+		}
 		if err != nil {
 			return nil, err
 		}

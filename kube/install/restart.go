@@ -111,5 +111,5 @@ func (o *Options) ForgetRestart() error {
 		return err
 	}
 	defer release()
-	return removeFile(o.restartPath())
+	return remove(o.restartPath(), o.top())
 }

@@ -43,12 +43,13 @@ func Uninstall(o Options) error {
 			return err
 		}
 	}
-	for _, name := range append(slices.Clone(r.Files), restartFile, recordFile) { // the record last
-		if err := remove(o.node(filepath.Join(Prefix, name)), o.top()); err != nil {
+	// The folder goes with the record, last: whoever finds it gone makes a new one, which has a lock of its own.
+	for _, name := range append(slices.Clone(r.Files), restartFile) {
+		if err := remove(o.node(filepath.Join(Prefix, name)), o.node(Prefix)); err != nil {
 			return err
 		}
 	}
-	return nil
+	return remove(o.recordPath(), o.top())
 }
 
 // untell takes our runtimes out of a configuration of containerd.
