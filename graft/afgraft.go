@@ -31,7 +31,7 @@ import (
 // namedLocks is how many AF_GRAFT sockets can be changed at the same time.
 const namedLocks = 64
 
-// Socket answers socket(AF_GRAFT).
+// Socket answers socket(AF_GRAFT), as a rule with Give.
 func (e *Engine) Socket(p Program, typ, protocol int) (Answer, error) {
 	kind := keeper.Kind{Family: unix.AF_INET6, Type: typ &^ (unix.SOCK_CLOEXEC | unix.SOCK_NONBLOCK)}
 	switch kind.Type {
@@ -58,22 +58,14 @@ func (e *Engine) Socket(p Program, typ, protocol int) (Answer, error) {
 	if err != nil {
 		return answerFor(err)
 	}
-	defer unix.Close(file)
 	if err := e.Enforcer.SetAFGraft(file, afgraft.State{}); err != nil {
+		unix.Close(file)
 		return Answer{}, err
 	}
 	e.Know(OwnSockets)
 	e.Know(AFGraftSockets)
-	number, err := p.Add(file, typ&unix.SOCK_CLOEXEC != 0)
-	var errno unix.Errno
-	switch {
-	case errors.As(err, &errno) && (errno == unix.EMFILE || errno == unix.ENFILE || errno == unix.ENOMEM):
-		return fail(errno), nil // the program's own limits
-	case err != nil:
-		return Answer{}, err
-	}
-	e.Log.Debug("stands in", "pid", p.Thread(), "fd", number)
-	return Answer{Action: Succeed, Value: number}, nil
+	e.Log.Debug("stands in", "pid", p.Thread())
+	return Answer{Action: Give, File: file}, nil
 }
 
 // AFGraftState returns the state of an AF_GRAFT socket of the program, or false if the descriptor

@@ -156,9 +156,6 @@ type Program interface {
 	Capable(capability int) (bool, error)
 	// Install replaces a descriptor of the program by another file.
 	Install(number, file int, closeOnExec bool) error
-	// Add gives the program a file under a new number, as socket(2) would. It returns an error if
-	// the program has no room for it.
-	Add(file int, closeOnExec bool) (number int, err error)
 }
 
 // Descriptor is one number under which a program has a file.
@@ -183,6 +180,9 @@ const (
 	Proceed Action = iota // the kernel carries on with the call
 	Fail                  // the call fails with Errno
 	Succeed               // the call returns Value
+	// Give: the call returns a new descriptor of File. Whoever answers the call closes File. Both are one step
+	// for the program: else a signal in between leaves it a descriptor that it does not know of.
+	Give
 )
 
 // Answer is the engine's answer to a call.
@@ -190,6 +190,7 @@ type Answer struct {
 	Action Action
 	Errno  unix.Errno // of Fail: the kernel's errno for a call of the engine
 	Value  int        // of Succeed
+	File   int        // of Give
 }
 
 func fail(errno unix.Errno) Answer { return Answer{Action: Fail, Errno: errno} }

@@ -274,7 +274,6 @@ type fakeProgram struct {
 	files   map[int]int
 	install error
 	refuses int           // descriptor that Install refuses, if it is not 0
-	add     error         // of Add
 	watches map[int]Watch // by descriptor; Epoll is made anew for each who asks
 	uid     int
 	gid     int
@@ -324,17 +323,4 @@ func (p *fakeProgram) Install(number, file int, _ bool) error {
 	}
 	p.log = append(p.log, fmt.Sprintf("install %d", number))
 	return unix.Dup2(file, p.files[number])
-}
-
-func (p *fakeProgram) Add(file int, _ bool) (int, error) {
-	if p.add != nil {
-		return -1, p.add
-	}
-	own, err := unix.FcntlInt(uintptr(file), unix.F_DUPFD_CLOEXEC, 0)
-	if err != nil {
-		return -1, err
-	}
-	number := len(p.files) + 3
-	p.files[number] = own
-	return number, nil
 }

@@ -3,6 +3,8 @@ package notify
 import (
 	"errors"
 	"fmt"
+	"os"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -35,6 +37,14 @@ func TestSignalTakesNoConnection(t *testing.T) {
 	}
 }
 
+// A signal at any time of socket(AF_GRAFT) leaves the program no descriptor that it does not know of.
+func TestSignalLeavesNoSocket(t *testing.T) {
+	w := newAcceptWorld(t, "sockets", 0)
+	if got := w.hears(); got != "0 are left" {
+		t.Errorf("of the program's sockets %s", got)
+	}
+}
+
 // A program that has no descriptor left gets the connection by its next call.
 func TestWantOfDescriptorsTakesNoConnection(t *testing.T) {
 	w := newAcceptWorld(t, "full", 0)
@@ -50,17 +60,62 @@ func TestWantOfDescriptorsTakesNoConnection(t *testing.T) {
 
 // A fault of ours takes no connection from the program, and does not give it a marker either.
 func TestFaultTakesNoConnection(t *testing.T) {
-	for fault, want := range map[unix.Errno]unix.Errno{unix.EIO: unix.ECONNABORTED, unix.EMFILE: unix.EMFILE} {
+	for _, fault := range []unix.Errno{unix.EIO, unix.EMFILE} {
 		w := newAcceptWorld(t, "again", 0)
 		err := fmt.Errorf("open memory: %w", fault)
 		w.fault.Store(&err)
 		asked := make(chan error, 1)
 		go func() { asked <- w.asks(w.own, "e") }()
-		if got, want := w.hears(), fmt.Sprint(-1, want); got != want {
+		if got, want := w.hears(), fmt.Sprint(-1, unix.ECONNABORTED); got != want {
 			t.Errorf("accept says %q, want %q", got, want)
 		}
 		w.must(<-asked)
 	}
+}
+
+// If a fault of ours keeps a call from waiting, it ends: a call that the kernel goes on with could get a marker.
+func TestFaultKeepsNoCallInKernel(t *testing.T) {
+	w := newAcceptWorld(t, "again", 0)
+	w.waiters(1)
+	null, err := unix.Open(os.DevNull, unix.O_RDONLY|unix.O_CLOEXEC, 0)
+	w.must(err)
+	defer unix.Close(null)
+	set := func(file int) (before int) {
+		w.s.waiting.mu.Lock()
+		defer w.s.waiting.mu.Unlock()
+		before, w.s.waiting.epoll = w.s.waiting.epoll, file
+		return before
+	}
+	epoll := set(null) // which is none
+	client := make(chan error, 1)
+	go func() { client <- w.asks(w.own, "w") }()
+	if got := w.hears(); !strings.HasSuffix(got, "<nil>") {
+		t.Errorf("accept says %q, want a connection", got)
+	}
+	if got, want := w.hears(), unix.ECONNABORTED.Error(); got != want {
+		t.Errorf("accept says %q, want %q", got, want)
+	}
+	set(epoll)
+	if err := <-client; err == nil {
+		t.Error("the program has answered a connection that it did not read")
+	}
+}
+
+// A call that would wait when the supervisor ends is not answered: the next supervisor is asked.
+func TestWaitsForNextSupervisor(t *testing.T) {
+	w := newAcceptWorld(t, "again", 0)
+	w.waiters(1)
+	c := w.s.waiting.all()[0]
+	w.s.waiting.mu.Lock()
+	epoll := w.s.waiting.epoll
+	w.s.waiting.epoll = -1
+	w.s.waiting.mu.Unlock()
+	if answer, err := w.s.accept(&program{s: w.s, request: c.request}); !errors.Is(err, errWaits) {
+		t.Errorf("the call is answered by %+v, %v", answer, err)
+	}
+	w.s.waiting.mu.Lock()
+	w.s.waiting.epoll = epoll
+	w.s.waiting.mu.Unlock()
 }
 
 // A connection costs one call of the processes that wait for it, however many these are.

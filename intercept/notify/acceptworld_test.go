@@ -22,6 +22,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/afgraft"
 	"github.com/tsugiki/tsugiki/endpoint"
 	"github.com/tsugiki/tsugiki/gate"
 	"github.com/tsugiki/tsugiki/graft"
@@ -45,7 +46,7 @@ const acceptEnv = "NOTIFY_TEST_ACCEPT"
 // acceptListener is the number of the listener in the program.
 const acceptListener = 3
 
-// acceptUnderFilter has accept4(2) trapped, writes the number of the filter's listener, and begins once
+// acceptUnderFilter has accept4(2), or socket(2), trapped, writes the number of the filter's listener, and begins once
 // it hears that this was taken.
 func acceptUnderFilter(what string) int {
 	runtime.LockOSThread()
@@ -57,6 +58,9 @@ func acceptUnderFilter(what string) int {
 		{Code: unix.BPF_JMP | unix.BPF_JEQ | unix.BPF_K, K: unix.SYS_ACCEPT4, Jf: 1},
 		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_USER_NOTIF},
 		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},
+	}
+	if what == "sockets" {
+		code[1].K = unix.SYS_SOCKET
 	}
 	prog := unix.SockFprog{Len: uint16(len(code)), Filter: &code[0]}
 	flags := uintptr(unix.SECCOMP_FILTER_FLAG_NEW_LISTENER)
@@ -84,6 +88,8 @@ func acceptUnderFilter(what string) int {
 	case what == "once":
 		acceptOnce()
 		return 0
+	case what == "sockets":
+		return makeSockets(interrupt)
 	case what == "again":
 		acceptOnce()
 		return acceptAlways(nil)
@@ -156,6 +162,24 @@ func acceptAlways(beside func(tid int, accepted *atomic.Int64)) int {
 	}
 }
 
+// makeSockets makes sockets and closes them. Then it writes how many are left.
+func makeSockets(beside func(tid int, made *atomic.Int64)) int {
+	var made atomic.Int64
+	before := socketsOpen()
+	go beside(unix.Gettid(), &made)
+	for made.Load() < 1000 {
+		s, err := unix.Socket(unix.AF_INET, unix.SOCK_STREAM, 0)
+		if err != nil {
+			fmt.Println(err)
+			return 1
+		}
+		unix.Close(s)
+		made.Add(1)
+	}
+	fmt.Println(socketsOpen()-before, "are left")
+	return 0
+}
+
 func socketsOpen() (n int) {
 	list, _ := filepath.Glob("/proc/self/fd/*")
 	for _, file := range list {
@@ -212,6 +236,7 @@ func (e *acceptEnforcer) Services() ([]policy.Service, error) {
 	return []policy.Service{{Protocol: unix.IPPROTO_TCP, Port: serverAt.Port(), Is4: true, Host: serverAt, Netns: e.netns}}, nil
 }
 func (e *acceptEnforcer) Published() ([]netip.AddrPort, error) { return nil, nil }
+func (e *acceptEnforcer) SetAFGraft(int, afgraft.State) error  { return nil }
 func (e *acceptEnforcer) Cgroup() uint64                       { return e.cgroup }
 func (e *acceptEnforcer) Mark() uint32                         { return 0 }
 func (e *acceptEnforcer) Sourced() bool                        { return false }
@@ -337,9 +362,11 @@ func (w *acceptWorld) serve() {
 		if err != nil {
 			return
 		}
-		w.s.begin(gate.Request{
-			Call: gate.GetName, Name: gate.AcceptName, ID: n.ID, Thread: int(n.Thread), Number: int(int32(n.Args[0])), Args: n.Args,
-		}, time.Now(), nil)
+		r := gate.Request{Call: gate.GetName, Name: gate.AcceptName, ID: n.ID, Thread: int(n.Thread), Number: int(int32(n.Args[0])), Args: n.Args}
+		if n.Number == unix.SYS_SOCKET {
+			r.Call = gate.Socket
+		}
+		w.s.begin(r, time.Now(), nil)
 	}
 }
 

@@ -101,6 +101,9 @@ func (s *Supervisor) accept(p *program) (graft.Answer, error) {
 	// O_NONBLOCK of the listener may be the gate's, for a moment (gate/c/accepts.c).
 	if waits || (p.waited != nil || r.Waits) && answer == fail(unix.EAGAIN) {
 		answer, err = s.await(p)
+		if err != nil && !errors.Is(err, errWaits) && !errors.Is(err, unix.EBADF) { // the program may have closed the listener
+			answer, err = s.takeBack(p, nil, err)
+		}
 	}
 	s.passOn(woken)
 	if conn == nil {
@@ -115,7 +118,7 @@ func (s *Supervisor) accept(p *program) (graft.Answer, error) {
 		return s.takeBack(p, conn, err)
 	}
 	p.accepted = conn
-	return graft.Answer{Action: graft.Succeed}, nil
+	return graft.Answer{Action: graft.Give, File: conn.File}, nil
 }
 
 // prepare does to a connection what the program finds done: its peer's name is written, and the flags
@@ -132,57 +135,71 @@ func (s *Supervisor) prepare(p *program, conn *graft.Connection, flags int) (err
 	return giveName(p, conn.Peer, p.request.Args[1], p.request.Args[2])
 }
 
-// reply answers a call, with the connection that it has accepted, if there is one.
+// reply answers a call, with the connection that it has accepted or the socket that was made for it, if there is one.
 func (s *Supervisor) reply(p *program, answer graft.Answer) error {
 	r := p.request
-	if p.accepted == nil {
+	if answer.Action != graft.Give {
 		return s.answer(r, answer)
 	}
-	err := s.deliver(p)
+	err := s.deliver(r, answer.File)
 	if err == nil {
 		return nil
 	}
-	if answer, err = s.takeBack(p, p.accepted, err); err != nil {
-		return err
+	limit, fault := orRefusal(err)
+	switch {
+	case p.accepted != nil && fault != nil:
+		limit, fault = s.takeBack(p, p.accepted, err)
+	case p.accepted != nil:
+		p.accepted.GiveBack()
+	default:
+		unix.Close(answer.File)
 	}
-	s.countRefusal(r.Call)
-	return s.answer(r, answer)
+	if errors.Is(fault, seccomp.ErrStale) {
+		return fault
+	}
+	if fault != nil {
+		s.log.Error("socket not given to the program", "pid", r.Thread, "err", err)
+	} else {
+		s.countRefusal(r.Call)
+	}
+	return s.answer(r, limit)
 }
 
-// takeBack takes a connection back that the program could not be given because of an error, and says how the
+// takeBack takes a connection back that the program could not be given because of a fault of ours, and says how the
 // call ends. The kernel must not carry on: it would give the program the marker of the connection (graft/own.go).
-// So if the fault is ours, the program hears of a connection that went, after which programs call again.
+// So the program hears of a connection that went, after which programs call again. Without a connection, it is
+// the same.
 func (s *Supervisor) takeBack(p *program, conn *graft.Connection, err error) (graft.Answer, error) {
-	conn.GiveBack()
+	if conn != nil {
+		conn.GiveBack()
+	}
 	if errors.Is(err, seccomp.ErrStale) {
 		return graft.Answer{}, err
 	}
-	answer, fault := orRefusal(err)
-	if fault != nil {
-		answer = fail(unix.ECONNABORTED)
-	}
-	if fault != nil || p.accepted == nil { // else it is a limit of the program's
-		s.log.Error("connection not given to the program", "pid", p.request.Thread, "err", err)
-	}
-	return answer, nil
+	s.log.Error("connection not given to the program", "pid", p.request.Thread, "err", err)
+	return fail(unix.ECONNABORTED), nil
 }
 
-// deliver installs a connection in the program, and answers the call with its number: by one ioctl, else
+// deliver installs a file in the program, and answers the call with its number: by one ioctl, else
 // a signal in between leaves the program a descriptor that it does not know of. If a signal came first,
 // somebody else gets the connection.
 //
-// The program goes on before the duplicate of the connection is closed, which keeps the connection's port.
-func (s *Supervisor) deliver(p *program) error {
+// The program goes on before the duplicate of a connection is closed, which keeps the connection's port.
+func (s *Supervisor) deliver(r gate.Request, file int) error {
 	s.delivers.RLock()
 	defer s.delivers.RUnlock()
-	a := seccomp.AddFD{ID: p.request.ID, File: uint32(p.accepted.File)}
-	if intArg(p.request, 3)&unix.SOCK_CLOEXEC != 0 {
+	flags := intArg(r, 3) // of accept4(2)
+	if r.Call == gate.Socket {
+		flags = intArg(r, 1)
+	}
+	a := seccomp.AddFD{ID: r.ID, File: uint32(file)}
+	if flags&unix.SOCK_CLOEXEC != 0 {
 		a.NewFlags = unix.O_CLOEXEC
 	}
 	if err := s.listener.AddAndAnswer(&a); err != nil {
 		return fmt.Errorf("add descriptor: %w", err)
 	}
-	unix.Close(p.accepted.File)
+	unix.Close(file)
 	return nil
 }
 

@@ -181,18 +181,6 @@ func (p *program) Install(number, file int, closeOnExec bool) error {
 	return nil
 }
 
-func (p *program) Add(file int, closeOnExec bool) (int, error) {
-	a := seccomp.AddFD{ID: p.request.ID, File: uint32(file)}
-	if closeOnExec {
-		a.NewFlags = unix.O_CLOEXEC
-	}
-	number, err := p.s.listener.Add(&a)
-	if err != nil {
-		return -1, fmt.Errorf("add descriptor: %w", err)
-	}
-	return number, nil
-}
-
 // Descriptors goes through all that the process has open: it is asked only
 // where a socket is swapped.
 func (p *program) Descriptors(file int) (described []graft.Descriptor, err error) {

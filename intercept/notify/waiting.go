@@ -100,6 +100,9 @@ func (s *Supervisor) await(p *program) (graft.Answer, error) {
 	if err := s.watch(); err != nil {
 		return graft.Answer{}, err
 	}
+	if w.epoll < 0 {
+		return graft.Answer{}, errWaits // for the next supervisor, which is asked again
+	}
 	q := w.queueOf(c.cookie)
 	if err := w.arm(q, c.cookie, file); err != nil {
 		return graft.Answer{}, err
