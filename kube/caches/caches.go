@@ -53,11 +53,16 @@ func Endpoints(ctx context.Context, c client.Reader, failed *error) func(name st
 	}
 }
 
-// Decide answers the question what a pod is given by ports on a node. Before it reads an endpoint,
-// it calls note with its name. If a rule selects pods of the node, it asks peers for them. It reads objects in
-// their cache, and copies none.
-func Decide(ctx context.Context, c client.Reader, pod *corev1.Pod, node grant.Node, ports grant.Ports, note func(endpoint string), peers func() (*grant.Peers, error)) (grant.Decision, error) {
-	q := grant.Question{Pod: pod, Node: node, Ports: ports}
+// Asked are functions that Decide calls.
+type Asked struct {
+	Note    func(endpoint string)        // before it reads an endpoint
+	MayCome func(endpoint string) bool   // as grant.Question has it
+	Peers   func() (*grant.Peers, error) // as grant.Question has it
+}
+
+// Decide answers the question what a pod is given by ports on a node. It reads objects in their cache, and copies none.
+func Decide(ctx context.Context, c client.Reader, pod *corev1.Pod, node grant.Node, ports grant.Ports, asked Asked) (grant.Decision, error) {
+	q := grant.Question{Pod: pod, Node: node, Ports: ports, MayCome: asked.MayCome}
 	var err error
 	if q.Namespace, err = Labels(ctx, c, pod.Namespace); err != nil {
 		return grant.Decision{}, err
@@ -75,11 +80,11 @@ func Decide(ctx context.Context, c client.Reader, pod *corev1.Pod, node grant.No
 	var failed error
 	find := Endpoints(ctx, c, &failed)
 	q.Endpoint = func(name string) *v1alpha1.GraftEndpoint {
-		note(name)
+		asked.Note(name)
 		return find(name)
 	}
 	q.Peers = func() *grant.Peers {
-		p, err := peers()
+		p, err := asked.Peers()
 		if err != nil {
 			failed, p = err, grant.NewPeers(nil)
 		}

@@ -190,7 +190,12 @@ func (c *cluster) slicesOf(ctx context.Context, pod *corev1.Pod) (map[string]*di
 	if len(claims) == 0 || !asks || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
 		return all, nil
 	}
-	d, err := caches.Decide(ctx, c.client, pod, nodeOf(pod), claims, func(string) {}, c.noPeers)
+	d, err := caches.Decide(ctx, c.client, pod, nodeOf(pod), claims, caches.Asked{
+		Note: func(string) {},
+		// A missing endpoint takes the slices of its own rules. Whether it refuses the pod is its node's to say.
+		MayCome: func(string) bool { return true },
+		Peers:   c.noPeers,
+	})
 	if err != nil {
 		return nil, err
 	}

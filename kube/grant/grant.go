@@ -16,6 +16,7 @@ import (
 	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -66,6 +67,9 @@ type Question struct {
 	Policies []*v1alpha1.GraftPolicy
 	// Endpoint returns an endpoint of the cluster; nil if there is none of that name.
 	Endpoint func(name string) *v1alpha1.GraftEndpoint
+	// MayCome is asked of an endpoint that there is not, and tells whether it may be on its way: a rule that
+	// names it is left out then, and does not refuse the pod. nil: none may.
+	MayCome func(name string) bool
 	// Peers returns the pods of the node that are not over. It is asked once, and only if a rule selects
 	// pods.
 	Peers func() *Peers
@@ -82,6 +86,8 @@ type Decision struct {
 	Served []Served
 	// Final says that the pod's specification alone refuses it, whatever the resources say.
 	Final bool
+	// Awaits are endpoints that may come, and whose rules are left out.
+	Awaits []string
 }
 
 // Decide answers a question. A pod that no policy selects is refused.
@@ -235,16 +241,30 @@ func (d *decider) policies() error {
 // rules adds the ingress and egress rules of a policy.
 func (d *decider) rules(p *v1alpha1.GraftPolicy) error {
 	for i := range p.Spec.Ingress {
-		if err := d.ingress(p, i); err != nil {
+		if err := d.ingress(p, i); err != nil && !d.awaits(p.Spec.Ingress[i].Endpoint, err) {
 			return fmt.Errorf("ingress %d: %w", i, err)
 		}
 	}
 	for i := range p.Spec.Egress {
-		if err := d.egress(p.Name, &p.Spec.Egress[i]); err != nil {
+		if err := d.egress(p.Name, &p.Spec.Egress[i]); err != nil && !d.awaits(p.Spec.Egress[i].Endpoint, err) {
 			return fmt.Errorf("egress %d: %w", i, err)
 		}
 	}
 	return nil
+}
+
+// errNoEndpoint says that a rule names an endpoint that there is not. Nothing of the rule has been added.
+var errNoEndpoint = errors.New("there is no GraftEndpoint")
+
+// awaits tells whether a rule is left out, as its endpoint may come.
+func (d *decider) awaits(endpoint string, err error) bool {
+	if !errors.Is(err, errNoEndpoint) || d.MayCome == nil || !d.MayCome(endpoint) {
+		return false
+	}
+	if !slices.Contains(d.Awaits, endpoint) {
+		d.Awaits = append(d.Awaits, endpoint)
+	}
+	return true
 }
 
 // charge says how the pod is charged.
@@ -271,7 +291,7 @@ func (d *decider) endpoint(name string) (*v1alpha1.GraftEndpoint, error) {
 	}
 	e := d.Endpoint(name)
 	if e == nil || e.DeletionTimestamp != nil {
-		return nil, fmt.Errorf("there is no GraftEndpoint %s", name)
+		return nil, fmt.Errorf("%w %s", errNoEndpoint, name)
 	}
 	for _, a := range e.Spec.AllowedPods {
 		is, err := matches(&a.NamespaceSelector, d.Namespace)

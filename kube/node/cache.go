@@ -110,7 +110,7 @@ func (n *Node) podsOfEndpoint(_ context.Context, o client.Object) (requests []re
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	for key, pods := range n.known {
-		if slices.ContainsFunc(pods, func(k *known) bool { return k.endpoints[o.GetName()] }) {
+		if slices.ContainsFunc(pods, func(k *known) bool { _, is := k.endpoints[o.GetName()]; return is }) {
 			requests = append(requests, reconcile.Request{NamespacedName: key})
 		}
 	}

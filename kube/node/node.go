@@ -23,6 +23,10 @@
 // given something: watches are not ordered among each other, so a pod may come before the policy
 // that was created first. A refusal by the pod's specification alone waits for nothing.
 //
+// For the same reason, the rule of a pod that runs may name an endpoint that is not there yet. The pod has its other
+// rules then, and is refused if the endpoint does not come within grace. An endpoint that was there and is deleted
+// refuses the pod at once.
+//
 // A grant that the agent cannot carry out (api.ErrInvalid) becomes a refusal with the agent's reason:
 // the pod has neither the rules before nor half of the new ones. Rules that the node cannot have at present, as another
 // process has the port, are told, and the grant is put again after a pause.
@@ -110,21 +114,21 @@ type Node struct {
 // known is what the agent knows of a pod, and what the pod's status has.
 type known struct {
 	uid       string
-	session   uint64     // in which the grant was put
-	put       *api.Grant // nil: none
-	seen      bool       // the pod was in the cache
-	given     bool       // the agent has, or had, a grant or containers of the pod
-	endpoints map[string]bool
-	selects   bool                // its rules select pods of the node
-	short     bool                // there was no port for one of its rules
-	registers int                 // how often a container of the pod was registered
-	restart   map[string][]string // rules that containers do not have, by container
-	because   map[string]string   // the reasons, by container
-	failed    []api.GrantFailure  // what of the grant is not in force
-	retry     time.Time           // when it is put again therefore
-	decided   *grant.Decision     // of the grant; nil: none
-	grafted   map[string]string   // ids of containers that the agent has had, by name; see annotated.go
-	unruled   map[string]string   // ids of containers that have run without rules, by name
+	session   uint64               // in which the grant was put
+	put       *api.Grant           // nil: none
+	seen      bool                 // the pod was in the cache
+	given     bool                 // the agent has, or had, a grant or containers of the pod
+	endpoints map[string]time.Time // that its rules name, and since when there is none of the name; 0: there was one
+	selects   bool                 // its rules select pods of the node
+	short     bool                 // there was no port for one of its rules
+	registers int                  // how often a container of the pod was registered
+	restart   map[string][]string  // rules that containers do not have, by container
+	because   map[string]string    // the reasons, by container
+	failed    []api.GrantFailure   // what of the grant is not in force
+	retry     time.Time            // when it is put again therefore
+	decided   *grant.Decision      // of the grant; nil: none
+	grafted   map[string]string    // ids of containers that the agent has had, by name; see annotated.go
+	unruled   map[string]string    // ids of containers that have run without rules, by name
 	looked    looked
 }
 

@@ -39,6 +39,7 @@ func TestNode(t *testing.T) {
 		{"containers that began without rules", testBare},
 		{"grants that the node cannot have", testFailed},
 		{"restarts", testRestarts},
+		{"an endpoint that comes after its policy", testAwaits},
 		{"a boot of the node", testReboot},
 		{"ports of rules that pods do not have", testLapsed},
 		{"a pod of the same name", testSameName},

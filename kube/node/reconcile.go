@@ -97,6 +97,11 @@ func (n *Node) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result, erro
 	if len(k.failed) > 0 {
 		result.RequeueAfter = max(time.Until(k.retry), time.Millisecond)
 	}
+	for _, endpoint := range d.Awaits {
+		if wait := max(n.Grace-time.Since(k.endpoints[endpoint]), time.Millisecond); result.RequeueAfter == 0 || wait < result.RequeueAfter {
+			result.RequeueAfter = wait
+		}
+	}
 	n.mu.Unlock()
 	select {
 	case n.writes <- event.TypedGenericEvent[client.Object]{Object: &pod}:
@@ -171,23 +176,35 @@ func (n *Node) decide(ctx context.Context, pod *corev1.Pod, k *known) (grant.Dec
 	if n.ofOthers(pod) {
 		return grant.OfClass(pod), nil
 	}
-	asked, selects := map[string]bool{}, false
+	endpoints, selects := map[string]time.Time{}, false
 	ports := n.ports.Of(string(pod.UID), pod.Namespace)
-	d, err := caches.Decide(ctx, n.client, pod, n.Node, ports, func(endpoint string) {
-		asked[endpoint] = true
-		n.mu.Lock()
-		k.endpoints[endpoint] = true
-		n.mu.Unlock()
-	}, func() (*grant.Peers, error) {
-		selects = true
-		n.mu.Lock()
-		k.selects = true
-		n.mu.Unlock()
-		return n.peers(ctx)
+	d, err := caches.Decide(ctx, n.client, pod, n.Node, ports, caches.Asked{
+		Note: func(endpoint string) {
+			endpoints[endpoint] = time.Time{}
+			n.mu.Lock()
+			defer n.mu.Unlock()
+			if _, is := k.endpoints[endpoint]; !is {
+				k.endpoints[endpoint] = time.Now()
+			}
+		},
+		MayCome: func(endpoint string) bool {
+			n.mu.Lock()
+			defer n.mu.Unlock()
+			since := k.endpoints[endpoint]
+			endpoints[endpoint] = since
+			return (k.given || k.put != nil) && time.Since(since) < n.Grace
+		},
+		Peers: func() (*grant.Peers, error) {
+			selects = true
+			n.mu.Lock()
+			k.selects = true
+			n.mu.Unlock()
+			return n.peers(ctx)
+		},
 	})
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	k.endpoints, k.selects, k.short = asked, selects, ports.Short
+	k.endpoints, k.selects, k.short = endpoints, selects, ports.Short
 	return d, err
 }
 

@@ -192,7 +192,7 @@ func (n *Node) find(key types.NamespacedName, uid string) *known {
 func (n *Node) note(key types.NamespacedName, uid string) *known {
 	k := n.find(key, uid)
 	if k == nil {
-		k = &known{uid: uid, endpoints: map[string]bool{}}
+		k = &known{uid: uid, endpoints: map[string]time.Time{}}
 		n.known[key] = append(n.known[key], k)
 	}
 	return k

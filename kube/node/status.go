@@ -142,6 +142,7 @@ func portsCondition(pod *corev1.Pod, ports string) *corev1.PodCondition {
 	return &c
 }
 
+// condition is the condition ConditionGrafted of a pod; nil if it stays as it is.
 func (n *Node) condition(pod *corev1.Pod, k *known, d *grant.Decision) *corev1.PodCondition {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -164,6 +165,8 @@ func (n *Node) condition(pod *corev1.Pod, k *known, d *grant.Decision) *corev1.P
 		c.Message = clip(c.Message)
 	case len(needs) > 0:
 		c.Status, c.Reason, c.Message = corev1.ConditionFalse, ReasonRestart, clip(restartText(needs, k.because))
+	case len(d.Awaits) > 0:
+		return nil // it stays as it is, until the endpoints come or the pod is refused
 	case n.byAnnotation(pod):
 		if not := k.notYet(d); not != nil {
 			c = *not
