@@ -8,7 +8,8 @@
 //
 // Every rule of a policy that selects the pod becomes a rule of each container that it is for, if the
 // endpoint is for the pod and covers the rule. If one rule does not, the pod is refused as a whole:
-// half of its rules could be worse than none. Each rule of the agent gets an endpoint of its own,
+// half of its rules could be worse than none. (A rule whose endpoint may be on its way is left out, unless
+// another one's destinations contain its own: these would lead elsewhere meanwhile.) Each rule of the agent gets an endpoint of its own,
 // named by a digest of what the rule is, so that the agent can take away one rule of a pod that runs.
 package grant
 
@@ -181,6 +182,8 @@ type decider struct {
 	services map[string][]v1alpha1.ServicePort  // by rule
 	allowed  map[string]*v1alpha1.GraftEndpoint // that are for the pod
 	peers    func() *Peers
+	// selecting are the policies that select the pod.
+	selecting []*v1alpha1.GraftPolicy
 	// translated says that the pod's IPv4 is translated.
 	translated bool
 }
@@ -188,20 +191,19 @@ type decider struct {
 // policies adds the rules of the policies that select the pod. What a policy says of the pod as a whole comes
 // first, so that it does not matter which policy comes first.
 func (d *decider) policies() error {
-	var list []*v1alpha1.GraftPolicy
 	for _, p := range d.Policies {
 		selects, err := matches(&p.Spec.PodSelector, d.Pod.Labels)
 		if err != nil {
 			return fmt.Errorf("podSelector of GraftPolicy %s: %w", p.Name, err)
 		}
 		if selects {
-			list = append(list, p)
+			d.selecting = append(d.selecting, p)
 		}
 	}
-	d.Selected = len(list) > 0
-	d.translated = slices.ContainsFunc(list, func(p *v1alpha1.GraftPolicy) bool { return p.Spec.Translate != nil })
+	d.Selected = len(d.selecting) > 0
+	d.translated = slices.ContainsFunc(d.selecting, func(p *v1alpha1.GraftPolicy) bool { return p.Spec.Translate != nil })
 	mode := ""
-	for _, p := range list {
+	for _, p := range d.selecting {
 		if err := checkSize(p); err != nil {
 			return fmt.Errorf("GraftPolicy %s: %w", p.Name, err)
 		}
@@ -220,7 +222,7 @@ func (d *decider) policies() error {
 		}
 		mode = p.Spec.Mode
 	}
-	for _, p := range list {
+	for _, p := range d.selecting {
 		if err := d.rules(p); err != nil {
 			return fmt.Errorf("GraftPolicy %s, %w", p.Name, err)
 		}
@@ -241,12 +243,12 @@ func (d *decider) policies() error {
 // rules adds the ingress and egress rules of a policy.
 func (d *decider) rules(p *v1alpha1.GraftPolicy) error {
 	for i := range p.Spec.Ingress {
-		if err := d.ingress(p, i); err != nil && !d.awaits(p.Spec.Ingress[i].Endpoint, err) {
+		if err := d.ingress(p, i); err != nil && !d.awaits(p.Spec.Ingress[i].Endpoint, nil, err) {
 			return fmt.Errorf("ingress %d: %w", i, err)
 		}
 	}
 	for i := range p.Spec.Egress {
-		if err := d.egress(p.Name, &p.Spec.Egress[i]); err != nil && !d.awaits(p.Spec.Egress[i].Endpoint, err) {
+		if err := d.egress(p.Name, &p.Spec.Egress[i]); err != nil && !d.awaits(p.Spec.Egress[i].Endpoint, p.Spec.Egress[i].To, err) {
 			return fmt.Errorf("egress %d: %w", i, err)
 		}
 	}
@@ -256,15 +258,28 @@ func (d *decider) rules(p *v1alpha1.GraftPolicy) error {
 // errNoEndpoint says that a rule names an endpoint that there is not. Nothing of the rule has been added.
 var errNoEndpoint = errors.New("there is no GraftEndpoint")
 
-// awaits tells whether a rule is left out, as its endpoint may come.
-func (d *decider) awaits(endpoint string, err error) bool {
-	if !errors.Is(err, errNoEndpoint) || d.MayCome == nil || !d.MayCome(endpoint) {
+// awaits tells whether a rule, with its destinations, is left out, as its endpoint may come.
+func (d *decider) awaits(endpoint string, to []string, err error) bool {
+	if !errors.Is(err, errNoEndpoint) || d.MayCome == nil || !d.MayCome(endpoint) || slices.ContainsFunc(to, func(text string) bool { return d.leads(text, endpoint) }) {
 		return false
 	}
 	if !slices.Contains(d.Awaits, endpoint) {
 		d.Awaits = append(d.Awaits, endpoint)
 	}
 	return true
+}
+
+// leads tells whether a rule of another endpoint has a destination that contains one, which may be none.
+func (d *decider) leads(to, except string) bool {
+	narrow, err := parsePrefix(to)
+	return err != nil || slices.ContainsFunc(d.selecting, func(p *v1alpha1.GraftPolicy) bool {
+		return slices.ContainsFunc(p.Spec.Egress, func(r v1alpha1.EgressRule) bool {
+			return r.Endpoint != except && slices.ContainsFunc(r.To, func(text string) bool {
+				wide, err := parsePrefix(text)
+				return err == nil && contains(wide, narrow)
+			})
+		})
+	})
 }
 
 // charge says how the pod is charged.

@@ -44,6 +44,21 @@ func testAwaits(t *testing.T, w *world) {
 	name("never")
 	w.granted(p, refused("there is no GraftEndpoint never"))
 	w.condition(p, "False", ReasonRefused, "there is no GraftEndpoint never")
+	w.stop() // who has nothing awaits nothing, also of the next tsugiki-kube
+	puts := make(chan api.Grant, 100)
+	w.agent.Refuse(func(g api.Grant) error {
+		if g.Name == "late" {
+			puts <- g
+		}
+		return nil
+	})
+	w.start(time.Hour)
+	if g := <-puts; g.Refused == "" {
+		t.Errorf("first, the pod that was refused is given %+v", g)
+	}
+	w.agent.Refuse(nil)
+	w.stop()
+	w.start(time.Millisecond)
 	w.delete(policy)
 	w.delete(p)
 	w.gone(p)

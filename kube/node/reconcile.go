@@ -86,21 +86,24 @@ func (n *Node) Reconcile(ctx context.Context, r ctrl.Request) (ctrl.Result, erro
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	if look > 0 && (result.RequeueAfter == 0 || look < result.RequeueAfter) {
-		result.RequeueAfter = look
+	soon := func(after time.Duration) {
+		if after = max(after, time.Millisecond); result.RequeueAfter == 0 || after < result.RequeueAfter {
+			result.RequeueAfter = after
+		}
+	}
+	if look > 0 {
+		soon(look)
 	}
 	n.mu.Lock()
 	k.decided = &d
-	if k.short && (result.RequeueAfter == 0 || n.Again < result.RequeueAfter) {
-		result.RequeueAfter = n.Again // who listens at a port may end, and nobody tells
+	if k.short {
+		soon(n.Again) // who listens at a port may end, and nobody tells
 	}
 	if len(k.failed) > 0 {
-		result.RequeueAfter = max(time.Until(k.retry), time.Millisecond)
+		soon(time.Until(k.retry))
 	}
 	for _, endpoint := range d.Awaits {
-		if wait := max(n.Grace-time.Since(k.endpoints[endpoint]), time.Millisecond); result.RequeueAfter == 0 || wait < result.RequeueAfter {
-			result.RequeueAfter = wait
-		}
+		soon(n.Grace - time.Since(k.endpoints[endpoint]))
 	}
 	n.mu.Unlock()
 	select {
@@ -192,7 +195,7 @@ func (n *Node) decide(ctx context.Context, pod *corev1.Pod, k *known) (grant.Dec
 			defer n.mu.Unlock()
 			since := k.endpoints[endpoint]
 			endpoints[endpoint] = since
-			return (k.given || k.put != nil) && time.Since(since) < n.Grace
+			return k.decided != nil && k.decided.Grant.Refused == "" && time.Since(since) < n.Grace
 		},
 		Peers: func() (*grant.Peers, error) {
 			selects = true
