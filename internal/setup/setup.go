@@ -107,7 +107,9 @@ func (e Engine) Sweep() error {
 	}
 	for _, f := range list {
 		if strings.HasPrefix(f.Name(), unfinished) {
-			err = errors.Join(err, os.Remove(filepath.Join(filepath.Dir(e.File), f.Name())))
+			if gone := os.Remove(filepath.Join(filepath.Dir(e.File), f.Name())); !errors.Is(gone, fs.ErrNotExist) { // its owner may have renamed it
+				err = errors.Join(err, gone)
+			}
 		}
 	}
 	return err

@@ -7,11 +7,16 @@ import (
 	"maps"
 	"reflect"
 	"slices"
+	"strings"
+	"time"
 
 	cri "k8s.io/cri-api/pkg/apis/runtime/v1"
 
 	"github.com/tsugiki/tsugiki/internal/setup"
 )
+
+// initializing is the pause before a containerd is asked again that takes calls, and cannot answer them yet.
+const initializing = 50 * time.Millisecond
 
 // NotLoaded asks containerd at a socket what it has read of its configuration. Of some runtimes, by the
 // names of their handlers and with their tables in the file, it returns those that containerd does not
@@ -19,6 +24,10 @@ import (
 func NotLoaded(ctx context.Context, socket string, runtimes map[string]map[string]any) (names []string, err error) {
 	err = ask(socket, func(client cri.RuntimeServiceClient) error {
 		status, err := client.Status(ctx, &cri.StatusRequest{Verbose: true})
+		for err != nil && strings.Contains(err.Error(), "not initialized yet") && ctx.Err() == nil {
+			time.Sleep(initializing)
+			status, err = client.Status(ctx, &cri.StatusRequest{Verbose: true})
+		}
 		if err == nil {
 			names, err = notLoaded(status, runtimes)
 		}

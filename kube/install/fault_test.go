@@ -330,6 +330,27 @@ func TestTwoAtOnce(t *testing.T) {
 	bare(t, o, "at once")
 }
 
+// A pod has the folder as a mount, which stays when another pod removes the folder from the node.
+func TestFolderIsRemovedBelowMount(t *testing.T) {
+	o := translating(t)
+	below := filepath.Join(t.TempDir(), "tsugiki")
+	folder := o.node(Prefix)
+	if err := errors.Join(os.MkdirAll(folder, 0o755), os.Mkdir(below, 0o755), unix.Mount(below, folder, "", unix.MS_BIND, "")); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		if err := unix.Unmount(folder, unix.MNT_DETACH); err != nil {
+			t.Error(err)
+		}
+	})
+	if err := os.Remove(below); err != nil {
+		t.Fatal(err)
+	}
+	if err := Install(o); err == nil || !strings.Contains(err.Error(), "/opt/tsugiki was removed from the node by another pod") {
+		t.Errorf("the error is %v", err)
+	}
+}
+
 // slicesOf are the names of files, with the lengths of their texts.
 func slicesOf(files map[string]string) (list []string) {
 	for name, text := range files {

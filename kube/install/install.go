@@ -108,7 +108,7 @@ func Install(o Options) error {
 		return err
 	}
 	for _, name := range p.gone {
-		if err := remove(o.node(filepath.Join(Prefix, name)), o.top()); err != nil {
+		if err := remove(o.node(filepath.Join(Prefix, name)), o.node(Prefix)); err != nil {
 			return err
 		}
 	}

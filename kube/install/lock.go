@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"io/fs"
 	"os"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
@@ -39,8 +40,12 @@ func (o *Options) lock() (release func(), err error) {
 			return nil, &os.PathError{Op: "lock", Path: f.Name(), Err: err}
 		}
 		// Whoever had the lock may have removed the folder.
-		now, err := os.Stat(f.Name())
-		if ours, also := f.Stat(); err == nil && also == nil && os.SameFile(now, ours) {
+		ours, err := f.Stat()
+		if now, gone := os.Stat(folder); err == nil && gone == nil && os.SameFile(now, ours) {
+			if ours.Sys().(*syscall.Stat_t).Nlink == 0 { // in a pod, the mount of the folder stays
+				f.Close()
+				return nil, fmt.Errorf("%s was removed from the node by another pod; this pod's next start makes it anew", Prefix)
+			}
 			return func() { f.Close() }, nil
 		}
 		f.Close()

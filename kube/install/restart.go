@@ -81,6 +81,9 @@ func (o *Options) NoteRestart(s State) (bool, error) {
 		return false, err
 	}
 	defer release()
+	if is, err := o.Installed(); err != nil || !is {
+		return false, errors.Join(err, remove(o.restartPath(), o.top())) // another process has removed all
+	}
 	if is, err := o.restarted(s.digest); err != nil || is {
 		return false, err
 	}

@@ -123,6 +123,9 @@ func runAgent(args []string) error {
 	if err := f.restart(); err != nil {
 		slog.Warn("containerd is not started anew; the readiness probe says whether it knows the runtime tsugiki", "err", err)
 	}
+	if _, err := os.Stat(agentProgram); errors.Is(err, os.ErrNotExist) {
+		return fmt.Errorf("%s was removed from the node after this pod had installed it: delete the pod, and its next one installs it again", agentProgram)
+	}
 	return asStatus(host.Run(os.Stderr, agentProgram, "agent"))
 }
 
