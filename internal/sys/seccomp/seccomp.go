@@ -78,23 +78,28 @@ func (l Listener) Receive() (*Notification, error) {
 // Valid tells whether a call waits. If so, what was found by its thread's number before is that
 // thread's.
 func (l Listener) Valid(id uint64) bool {
-	_, err := l.ioctl(unix.SECCOMP_IOCTL_NOTIF_ID_VALID, unsafe.Pointer(&id))
+	_, err := l.again(unix.SECCOMP_IOCTL_NOTIF_ID_VALID, unsafe.Pointer(&id))
 	return err == nil
 }
 
 // Answer ends a call.
 func (l Listener) Answer(r *Response) error {
-	_, err := l.ioctl(unix.SECCOMP_IOCTL_NOTIF_SEND, unsafe.Pointer(r))
+	_, err := l.again(unix.SECCOMP_IOCTL_NOTIF_SEND, unsafe.Pointer(r))
 	return err
 }
 
-// Add installs a file in the program, and returns its number there. A signal that interrupts the ioctl
-// leaves the program as it was, and Go's have it done again.
+// Add installs a file in the program, and returns its number there.
 func (l Listener) Add(a *AddFD) (int, error) {
+	return l.again(unix.SECCOMP_IOCTL_NOTIF_ADDFD, unsafe.Pointer(a))
+}
+
+// again makes an ioctl that waits for a lock of the listener. A signal that interrupts it, as Go sends them, leaves the
+// program as it was (kernel/seccomp.c takes the lock by mutex_lock_interruptible first).
+func (l Listener) again(request uint, arg unsafe.Pointer) (int, error) {
 	for {
-		number, err := l.ioctl(unix.SECCOMP_IOCTL_NOTIF_ADDFD, unsafe.Pointer(a))
+		r, err := l.ioctl(request, arg)
 		if !errors.Is(err, unix.EINTR) {
-			return number, err
+			return r, err
 		}
 	}
 }
