@@ -159,8 +159,8 @@ func (h *handle) watch(write bool, ready func(file uintptr) bool, over func(erro
 		if mine {
 			h.waiting = nil
 		}
+		f.Close() // before remove, which does not know of it any more, says that the port is free
 		h.mu.Unlock()
-		f.Close()
 		if mine {
 			over(err)
 		}
