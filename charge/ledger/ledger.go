@@ -35,7 +35,7 @@ const (
 	Other = "other"
 
 	magic    = "tsugiLE1"
-	busyWait = time.Second
+	busyWait = 5 * time.Second // a child of a killed agent may have the lock until it executes a program
 )
 
 var (

@@ -13,6 +13,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/tsugiki/tsugiki/forward"
+	"github.com/tsugiki/tsugiki/internal/netns"
 )
 
 // check returns an error that says what differs from the result of ADD.
@@ -88,7 +89,7 @@ func (c *command) checkPod(l *podLink) error {
 
 // checkAddrs looks for the result's addresses and routes in the thread's namespace.
 func checkAddrs(own netlink.Link, want *current.Result) error {
-	addrs, err := netlink.AddrList(own, netlink.FAMILY_ALL)
+	addrs, err := netns.Dump(func() ([]netlink.Addr, error) { return netlink.AddrList(own, netlink.FAMILY_ALL) })
 	if err != nil {
 		return fmt.Errorf("list addresses of the container: %w", err)
 	}
@@ -97,7 +98,7 @@ func checkAddrs(own netlink.Link, want *current.Result) error {
 			return fmt.Errorf("the container has not the address %s", ip.Address.String())
 		}
 	}
-	routes, err := netlink.RouteList(own, netlink.FAMILY_ALL)
+	routes, err := netns.Dump(func() ([]netlink.Route, error) { return netlink.RouteList(own, netlink.FAMILY_ALL) })
 	if err != nil {
 		return fmt.Errorf("list routes of the container: %w", err)
 	}

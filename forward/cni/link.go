@@ -186,8 +186,9 @@ func (l *podLink) configurePod(ifname string, given *current.Result, p plane) er
 	})
 }
 
-// announceLimit is how long ADD waits until neighbors can hear the pod.
-const announceLimit = time.Second
+// announceLimit is how long ADD waits until neighbors can hear the pod. On a node whose links change much, the queue takes
+// seconds. The kernel announces nothing again after that.
+const announceLimit = 20 * time.Second
 
 // announce has the kernel announce the pod's addresses to neighbors, which may know another MAC
 // address of a pod that had them: they would ask again after half a minute only. The kernel does so

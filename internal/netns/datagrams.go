@@ -81,6 +81,8 @@ func DatagramsRouted(addr netip.Addr) bool {
 	if addr.Is6() {
 		family = netlink.FAMILY_V6
 	}
-	routes, err := netlink.RouteListFiltered(family, &netlink.Route{Table: datagramTable}, netlink.RT_FILTER_TABLE)
+	routes, err := Dump(func() ([]netlink.Route, error) {
+		return netlink.RouteListFiltered(family, &netlink.Route{Table: datagramTable}, netlink.RT_FILTER_TABLE)
+	})
 	return err == nil && len(routes) > 0
 }
