@@ -12,6 +12,8 @@ import (
 	"testing"
 
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
 // shimModes are those in which the filter lets marked calls pass.
@@ -279,7 +281,7 @@ func setuidCopy(t *testing.T, program string) string {
 	copied := filepath.Join(tmpDir, "setuid")
 	data, err := os.ReadFile(program)
 	if err == nil {
-		err = os.WriteFile(copied, data, 0o755)
+		err = testkit.WriteExecutable(copied, data, 0o755)
 	}
 	if err == nil {
 		err = unix.Chmod(copied, 0o4755)

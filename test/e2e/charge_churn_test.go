@@ -48,7 +48,7 @@ func newBundles(t *testing.T) *bundles {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := os.WriteFile(filepath.Join(b.rootfs, "bin", "sleep"), data, 0o755); err != nil {
+	if err := testkit.WriteExecutable(filepath.Join(b.rootfs, "bin", "sleep"), data, 0o755); err != nil {
 		t.Fatal(err)
 	}
 	return b

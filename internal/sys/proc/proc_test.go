@@ -2,6 +2,7 @@ package proc
 
 import (
 	"errors"
+	"io"
 	"io/fs"
 	"os"
 	"os/exec"
@@ -71,19 +72,21 @@ func TestFields(t *testing.T) {
 func TestHostileName(t *testing.T) {
 	name := "a) R 1 (\nUid:\t"
 	link := filepath.Join(t.TempDir(), name)
-	sleep, err := exec.LookPath("sleep")
+	cat, err := exec.LookPath("cat")
 	if err != nil {
 		t.Fatal(err)
 	}
-	text, err := os.ReadFile(sleep)
+	text, err := os.ReadFile(cat)
 	if err == nil {
 		err = os.WriteFile(link, text, 0o755) // the kernel takes the name from the path
 	}
 	if err != nil {
 		t.Fatal(err)
 	}
-	cmd := exec.Command(link, "1000")
-	if err := cmd.Start(); err != nil {
+	cmd := exec.Command(link)
+	in, err1 := cmd.StdinPipe()
+	out, err2 := cmd.StdoutPipe()
+	if err := errors.Join(err1, err2, cmd.Start()); err != nil {
 		t.Fatal(err)
 	}
 	pid := cmd.Process.Pid
@@ -92,6 +95,12 @@ func TestHostileName(t *testing.T) {
 		_ = cmd.Wait()
 	}
 	defer end()
+	// Start returns before the kernel has set the name. The program runs after that.
+	_, err1 = in.Write([]byte("x"))
+	_, err2 = io.ReadFull(out, make([]byte, 1))
+	if err := errors.Join(err1, err2); err != nil {
+		t.Fatal(err)
+	}
 	stat, err := ReadStat(pid)
 	if err != nil || stat.Comm != name || stat.Parent != os.Getpid() || stat.Start == 0 || stat.Ended() {
 		t.Errorf("%+v (%v), want parent %d", stat, err, os.Getpid())
