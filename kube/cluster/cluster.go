@@ -66,6 +66,7 @@ func Add(m ctrl.Manager) error {
 	err = ctrl.NewControllerManagedBy(m).Named("graftendpoint").
 		For(&v1alpha1.GraftEndpoint{}). // with its status, which is compared with the cache's: that may be older
 		Watches(&v1alpha1.GraftPolicy{}, handler.EnqueueRequestsFromMapFunc(endpointRequests), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
+		WithOptions(caches.Controller(1)).
 		Complete(reconcile.Func(c.endpoint))
 	if err != nil {
 		return err
@@ -74,6 +75,7 @@ func Add(m ctrl.Manager) error {
 		For(&v1alpha1.GraftPolicy{}). // as above
 		Watches(&v1alpha1.GraftEndpoint{}, handler.EnqueueRequestsFromMapFunc(c.policiesOfEndpoint), builder.WithPredicates(predicate.GenerationChangedPredicate{})).
 		WatchesMetadata(&corev1.Namespace{}, handler.EnqueueRequestsFromMapFunc(c.policiesOfNamespace), builder.WithPredicates(predicate.LabelChangedPredicate{})).
+		WithOptions(caches.Controller(1)).
 		Complete(reconcile.Func(c.policy))
 }
 

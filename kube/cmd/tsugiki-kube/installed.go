@@ -123,10 +123,11 @@ func runAgent(args []string) error {
 	if err := f.restart(); err != nil {
 		slog.Warn("containerd is not started anew; the readiness probe says whether it knows the runtime tsugiki", "err", err)
 	}
-	if _, err := os.Stat(agentProgram); errors.Is(err, os.ErrNotExist) {
-		return fmt.Errorf("%s was removed from the node after this pod had installed it: delete the pod, and its next one installs it again", agentProgram)
+	err := asStatus(host.Run(os.Stderr, agentProgram, "agent"))
+	if _, gone := os.Stat(agentProgram); err != nil && errors.Is(gone, os.ErrNotExist) {
+		slog.Error("the agent was removed from the node after this pod had installed it: delete the pod, and its next one installs it again", "file", agentProgram)
 	}
-	return asStatus(host.Run(os.Stderr, agentProgram, "agent"))
+	return err
 }
 
 // runReady tells whether pods can be grafted: the agent answers, and containerd knows the runtimes.
