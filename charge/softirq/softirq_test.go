@@ -8,9 +8,12 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/tsugiki/tsugiki/bpf"
 	"github.com/tsugiki/tsugiki/charge/slots"
 	"github.com/tsugiki/tsugiki/internal/cgroup"
+	"github.com/tsugiki/tsugiki/internal/sys/thread"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
@@ -95,6 +98,22 @@ func (c *container) wantNothing(t *testing.T, w Work, before int) {
 	}
 }
 
+// timeOn returns a time at which a CPU runs the test, and so no softirq. A softirq of the CPU that ends later
+// has begun later.
+func timeOn(t *testing.T, cpu int) (now time.Time) {
+	t.Helper()
+	if err := thread.Do(func() error {
+		var set unix.CPUSet
+		set.Set(cpu)
+		err := unix.SchedSetaffinity(0, &set)
+		now = time.Now()
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return now
+}
+
 // The sender's own thread runs the softirq. The time counts once for the receiver, though the
 // packets pass a bridge and two pairs of links.
 func TestReceiverOwesSender(t *testing.T) {
@@ -112,7 +131,7 @@ func TestReceiverOwesSender(t *testing.T) {
 	c[1].run(t, nil, "burn", 0)
 	sender := c[2].run(t, nil, "send", 0, addr)
 	for range 20 {
-		begin := time.Now()
+		begin := timeOn(t, 0)
 		got := m.until(t, sender, "received for who is sent to, and credited to who sends", func(w works) bool {
 			return w[1].For > 0 && (w[3].Credit > 0 || !m.Billed())
 		})

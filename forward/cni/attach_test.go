@@ -12,6 +12,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/tsugiki/tsugiki/forward"
+	"github.com/tsugiki/tsugiki/internal/netns"
 )
 
 // spy is a plane that looks at the links before the programs are on them and before it is open.
@@ -31,7 +32,7 @@ func (s *spy) open(l *podLink, name names, given *current.Result) error {
 		p, err := t.Pod(l.host.Attrs().Index)
 		return errors.Join(err, t.Attached(p))
 	})
-	routes, err := netlink.RouteList(l.host, netlink.FAMILY_V4)
+	routes, err := netns.Dump(func() ([]netlink.Route, error) { return netlink.RouteList(l.host, netlink.FAMILY_V4) })
 	if len(routes) > 0 {
 		err = fmt.Errorf("there are routes %v", routes)
 	}

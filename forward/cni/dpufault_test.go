@@ -177,7 +177,7 @@ func TestDPUReuse(t *testing.T) {
 	buf := make([]byte, 2000)
 	for {
 		size, _, err := unix.Recvfrom(eth0, buf, 0)
-		if errors.Is(err, unix.ENETDOWN) { // ADD sets the link up last
+		if errors.Is(err, unix.ENETDOWN) || errors.Is(err, unix.EINTR) { // ADD sets the link up last; a signal
 			continue
 		}
 		must(t, err)

@@ -9,6 +9,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/tsugiki/tsugiki/forward"
+	"github.com/tsugiki/tsugiki/internal/netns"
 )
 
 // drift is something that is not as ADD made it any more.
@@ -79,7 +80,7 @@ var tableDrift = []drift{
 
 func removeAddr(family int) func(*rig, *pod) error {
 	return ownLink(func(l netlink.Link) error {
-		list, err := netlink.AddrList(l, family)
+		list, err := netns.Dump(func() ([]netlink.Addr, error) { return netlink.AddrList(l, family) })
 		for _, a := range list {
 			if a.IP.IsGlobalUnicast() {
 				err = errors.Join(err, netlink.AddrDel(l, &a))
@@ -167,7 +168,7 @@ func removePrograms(l netlink.Link) error {
 
 func removeHostRoute(family int) func(*rig, *pod) error {
 	return hostLink(ofHost, func(l netlink.Link) error {
-		list, err := netlink.RouteList(l, family)
+		list, err := netns.Dump(func() ([]netlink.Route, error) { return netlink.RouteList(l, family) })
 		for _, r := range list {
 			if r.Dst != nil && r.Dst.IP.IsGlobalUnicast() {
 				err = errors.Join(err, netlink.RouteDel(&r))

@@ -15,6 +15,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"github.com/tsugiki/tsugiki/forward"
+	"github.com/tsugiki/tsugiki/internal/netns"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
@@ -157,7 +158,7 @@ func TestGC(t *testing.T) {
 		must(t, err)
 		r.do(func() error {
 			left := map[forward.Owner]bool{}
-			links, err := netlink.LinkList()
+			links, err := netns.Dump(netlink.LinkList)
 			for _, link := range links {
 				if o, ok := ownerOf(link); ok {
 					left[o] = true

@@ -284,7 +284,7 @@ func (r *rig) counts(n *network, p *pod) (counts map[string]uint64) {
 
 // device is the host's link of an attachment.
 func (r *rig) device(o forward.Owner) int {
-	links, err := netlink.LinkList()
+	links, err := netns.Dump(netlink.LinkList)
 	must(r.t, err)
 	for _, link := range links {
 		vf := strings.HasPrefix(link.Attrs().Name, "vf") // it says whose it is, too

@@ -7,6 +7,8 @@ import (
 
 	"github.com/containernetworking/cni/libcni"
 	"github.com/vishvananda/netlink"
+
+	"github.com/tsugiki/tsugiki/internal/netns"
 )
 
 // A container's second interface leaves the first one its routes, and its result does not name
@@ -56,7 +58,9 @@ func defaultBy(name string, family int) error {
 	if err != nil {
 		return err
 	}
-	list, err := netlink.RouteListFiltered(family, &netlink.Route{}, netlink.RT_FILTER_DST)
+	list, err := netns.Dump(func() ([]netlink.Route, error) {
+		return netlink.RouteListFiltered(family, &netlink.Route{}, netlink.RT_FILTER_DST)
+	})
 	if err == nil && (len(list) != 1 || list[0].LinkIndex != link.Attrs().Index) {
 		err = fmt.Errorf("default routes %v, want one by link %d", list, link.Attrs().Index)
 	}

@@ -12,6 +12,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/netns"
 )
 
 const bridgeName = "br0"
@@ -216,7 +218,7 @@ func setUp(name string, addrs ...netip.Prefix) error {
 // things that IPv6 configures.
 func (n *Namespace) waitLinks(ctx context.Context) error {
 	return n.Do(func() error {
-		links, err := netlink.LinkList()
+		links, err := netns.Dump(netlink.LinkList)
 		if err != nil {
 			return fmt.Errorf("list links of %s: %w", n.name, err)
 		}

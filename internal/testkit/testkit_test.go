@@ -20,6 +20,8 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
+	"github.com/tsugiki/tsugiki/internal/netns"
 )
 
 // ownerEnv makes the test binary build a topology and wait to be killed.
@@ -227,7 +229,7 @@ func TestWaitListen(t *testing.T) {
 // linkNames lists the links of the namespace that the test runs in.
 func linkNames(t *testing.T) []string {
 	t.Helper()
-	links, err := netlink.LinkList()
+	links, err := netns.Dump(netlink.LinkList)
 	if err != nil {
 		t.Fatal(err)
 	}

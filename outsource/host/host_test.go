@@ -29,6 +29,30 @@ func listen(t *testing.T) (net.Listener, netip.AddrPort) {
 	return l, l.Addr().(*net.TCPAddr).AddrPort()
 }
 
+// refusing returns a port of the loopback that refuses what comes. A socket of the test keeps the port, so that
+// no other socket gets it: one of TCP that does not listen, or one of UDP that is connected to another port.
+func refusing(t *testing.T, typ int) netip.AddrPort {
+	t.Helper()
+	loopback := [4]byte{127, 0, 0, 1}
+	s, err := unix.Socket(unix.AF_INET, typ|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { unix.Close(s) })
+	err = unix.Bind(s, &unix.SockaddrInet4{Addr: loopback})
+	if typ == unix.SOCK_DGRAM {
+		err = errors.Join(err, unix.Connect(s, &unix.SockaddrInet4{Addr: loopback, Port: 1}))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	at, err := unix.Getsockname(s)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return nameOf(at)
+}
+
 func begun(m *wire.Message) bool { return m.Errno == 0 || unix.Errno(m.Errno) == unix.EINPROGRESS }
 
 func TestConnect(t *testing.T) {
@@ -70,8 +94,7 @@ func TestConnect(t *testing.T) {
 
 func TestConnectFails(t *testing.T) {
 	r := newRig(t)
-	l, at := listen(t)
-	l.Close()
+	at := refusing(t, unix.SOCK_STREAM)
 	m := r.connect(at)
 	if begun(m) { // loopback is fast enough to refuse at once, or not
 		if _, ok := r.join(m.Handle); ok {

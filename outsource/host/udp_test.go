@@ -104,12 +104,7 @@ func TestDatagramErrors(t *testing.T) {
 	r := newRig(t)
 	f := r.frames()
 	at := udpServer(t, testkit.Echo)
-	gone, err := net.ListenUDP("udp4", &net.UDPAddr{IP: net.IPv4(127, 0, 0, 1)})
-	if err != nil {
-		t.Fatal(err)
-	}
-	closed := gone.LocalAddr().(*net.UDPAddr).AddrPort()
-	gone.Close()
+	closed := refusing(t, unix.SOCK_DGRAM)
 	for range 20 {
 		f.send(wire.Datagram{Port: 4000, Peer: closed, Bytes: []byte("x")})
 		f.send(wire.Datagram{Port: 4000, Peer: at, Bytes: []byte("y")})

@@ -204,7 +204,7 @@ func (r *rig) stuffed(datagrams int) *port {
 // fail has a datagram of a port find nobody. The kernel has an error then, which no queue has.
 func (r *rig) fail(p *port) {
 	r.Helper()
-	if err := r.vm.datagrams.send(p, wire.Datagram{Peer: freePort(r.T), Bytes: []byte("x")}); err != nil {
+	if err := r.vm.datagrams.send(p, wire.Datagram{Peer: refusing(r.T, unix.SOCK_DGRAM), Bytes: []byte("x")}); err != nil {
 		r.Fatal(err)
 	}
 }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"maps"
 	"net"
@@ -71,6 +72,9 @@ func (c *capture) end() (*count, error) {
 	packet := make([]byte, 1<<16)
 	for {
 		size, from, err := unix.Recvfrom(c.sock, packet, 0)
+		if errors.Is(err, unix.EINTR) {
+			continue
+		}
 		if err != nil {
 			return nil, fmt.Errorf("read captured packets: %w", err)
 		}
