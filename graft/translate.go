@@ -246,7 +246,7 @@ func (e call) install6(p Program, number int, s *socket, file int) error {
 	if err != nil {
 		return err
 	}
-	if err := e.replaceAll(p, k, s, file); err != nil {
+	if err := e.replaceAll(p, k, number, s, file); err != nil {
 		return err
 	}
 	e.Log.Debug("translated", "pid", p.Thread(), "fd", number)

@@ -198,6 +198,9 @@ func (p *program) Descriptors(file int) (described []graft.Descriptor, err error
 		last := &described[len(described)-1]
 		for _, w := range d.Watches {
 			epoll, err := p.File(w.Epoll)
+			if errors.Is(err, unix.EBADF) { // it was closed meanwhile
+				continue
+			}
 			if err != nil {
 				return described, err
 			}
