@@ -365,6 +365,7 @@ func (e call) listen(p Program, number, backlog int) (Answer, error) {
 		if may, err := e.mayListen(s); !may {
 			return fail(unix.EADDRINUSE), err
 		}
+		e.steerListener(s, s.local)
 		if own, err = e.openOwn(s, backlog); err != nil {
 			return answerFor(err)
 		}
