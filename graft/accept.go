@@ -28,7 +28,8 @@ func (c *Connection) GiveBack() {
 // Accept accepts a connection of a program's listener, without waiting, if the listener is
 // translated or has connections of the container's own namespace too. waits says that the program's
 // call would wait for a connection. If there is no connection, it is nil, and the answer says how
-// the call goes on.
+// the call goes on. If the answer is Fail and there is an error, a fault of ours, the kernel must not carry on
+// with the call: the listener may have markers (own.go).
 func (e *Engine) Accept(p Program, number int) (c *Connection, waits bool, answer Answer, err error) {
 	listener, err := p.File(number)
 	if err != nil {
@@ -55,7 +56,7 @@ func (e *Engine) Accept(p Program, number int) (c *Connection, waits bool, answe
 		return nil, true, Answer{}, nil
 	}
 	if err != nil {
-		answer, err = answerFor(refusal(err))
+		answer, err = acceptFailed(err)
 		return nil, false, answer, err
 	}
 	switch {
@@ -67,6 +68,28 @@ func (e *Engine) Accept(p Program, number int) (c *Connection, waits bool, answe
 		file, peer = e.begin().exchange(own, s, file, peer)
 	}
 	return &Connection{file, peer, own}, false, Answer{}, nil
+}
+
+// acceptFailed says how a call ends whose accept(2) has failed. What this process lacks is no limit of the program.
+func acceptFailed(err error) (Answer, error) {
+	if lacks(err) {
+		return fail(unix.ECONNABORTED), fmt.Errorf("accept a program's connection: %w", err)
+	}
+	answer, err := answerFor(refusal(err))
+	if err != nil {
+		answer = fail(unix.ECONNABORTED)
+	}
+	return answer, err
+}
+
+// lacks tells whether a call of ours has failed because there was no descriptor or no memory for it.
+func lacks(err error) bool {
+	for _, errno := range []unix.Errno{unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM} {
+		if errors.Is(err, errno) {
+			return true
+		}
+	}
+	return false
 }
 
 // acceptAtOnce calls accept(2) without waiting, and tells whether the program's call would wait.

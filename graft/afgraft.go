@@ -227,7 +227,7 @@ func (n *named) moveTo(ep *endpoint.Endpoint) error {
 	if err != nil {
 		return err
 	}
-	if err := n.replaceAll(n.p, k, n.s, file); err != nil {
+	if err := n.replaceAll(n.p, k, n.number, n.s, file); err != nil {
 		return err
 	}
 	n.Log.Debug("swapped", "pid", n.p.Thread(), "fd", n.number, "endpoint", ep.Name)

@@ -38,7 +38,7 @@ func (e call) bind(p Program, number int, addr netip.AddrPort) (Answer, error) {
 	}
 	if !s.movable() || e.bound(s) {
 		if e.Enforcer.BoundBy(s.file, p.Call()) {
-			return Answer{Action: Succeed}, nil
+			return e.bindRepeated(p, s, addr), nil
 		}
 		return e.bindAgain(s), nil
 	}
@@ -219,17 +219,24 @@ func (e call) bindAt(p Program, number int, s *socket, place Place, b policy.Bin
 		defer unix.Close(moved)
 		file = moved
 	}
+	if b.Ingress {
+		e.serveAll(p, file, s.kind().Protocol, place, b)
+	}
+	return Answer{Action: Succeed}, nil
+}
+
+// serveAll calls serve for each address of a server.
+func (e call) serveAll(p Program, file, protocol int, place Place, b policy.Binding) {
 	for _, host := range []netip.AddrPort{b.Host, b.Second} {
-		if !b.Ingress || !host.IsValid() {
+		if !host.IsValid() {
 			continue
 		}
 		b.Host = host
-		if err := e.serve(file, s.kind().Protocol, place, b); err != nil {
+		if err := e.serve(file, protocol, place, b); err != nil {
 			// Remote clients reach the server all the same.
 			e.Log.Error("server not reachable on the container's loopback", "pid", p.Thread(), "addr", b.View, "err", err)
 		}
 	}
-	return Answer{Action: Succeed}, nil
 }
 
 // serve lets the container reach on its loopback a server that was bound on the host.
@@ -358,6 +365,7 @@ func (e call) listen(p Program, number, backlog int) (Answer, error) {
 		if may, err := e.mayListen(s); !may {
 			return fail(unix.EADDRINUSE), err
 		}
+		e.steerListener(s, s.local)
 		if own, err = e.openOwn(s, backlog); err != nil {
 			return answerFor(err)
 		}

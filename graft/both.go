@@ -118,6 +118,23 @@ func (p Port) guard() (int, error) {
 	return file, nil
 }
 
+// steerListener steers and guards for a server that is about to listen at an address of the container. The engine that has
+// bound the server may have ended since, and recoverGuards knows only servers that listen.
+func (e call) steerListener(s *socket, view netip.AddrPort) {
+	if view.Addr() != netip.IPv6Unspecified() {
+		return
+	}
+	rule, err := e.ingress(s, view)
+	if err == nil && rule.Endpoint != nil {
+		if b, is := e.boundBy(s, rule, view); is && b.Second.IsValid() {
+			_, err = e.guard(e.places[s.netns], b.Second)
+		}
+	}
+	if err != nil {
+		e.Log.Warn("server may not be reached over IPv6", "addr", view, "err", err)
+	}
+}
+
 // recoverGuards steers and guards again for servers of an earlier engine that still listen.
 func (e *Engine) recoverGuards(services []policy.Service) {
 	for _, s := range services {

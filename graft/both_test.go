@@ -67,6 +67,31 @@ func TestBindForBothFamilies(t *testing.T) {
 	}
 }
 
+// A server that one engine has bound, and that listens when there is another, has its second port guarded.
+func TestListenForBothFamilies(t *testing.T) {
+	host := newPlace(t, host4, host6)
+	second := guardPort(host, addr("[2001:db8:1::1]:8006"))
+	w := newWorld(t, host, newPlace(t), false, "-i", "0.0.0.0:80=198.51.100.1:8004", "-i", "[::]:80=[2001:db8:1::1]:8006")
+	number := w.socket(host, ip6, tcp)
+	if answer, err := w.Bind(w.program, number, addr("[::]:80")); err != nil || answer != succeeded {
+		t.Fatalf("%+v, %v", answer, err)
+	}
+	must(t, w.Close())
+	w.Engine = New(w.Config, w.now.Load().Rules)
+	s, err := inspect(w.program.files[number])
+	must(t, err)
+	for _, c := range []struct {
+		view string
+		want error
+	}{{"[::]:81", nil}, {"[::]:80", unix.EADDRINUSE}} {
+		w.begin().steerListener(s, addr(c.view)) // without kernel programs, Listen sees the host's address
+		if _, err := claimIn(host, second); !errors.Is(err, c.want) {
+			t.Errorf("%s: the port of %v: %v, want %v", c.view, second.At, err, c.want)
+		}
+	}
+	must(t, w.Close())
+}
+
 // A bind that fails keeps no guard, and one more than there may be is for one family.
 func TestGuardsAreFew(t *testing.T) {
 	host := newPlace(t, host6)

@@ -21,21 +21,29 @@ import (
 func (e *Engine) recoverPublished() error {
 	list, err := e.Enforcer.Published()
 	for _, at := range list {
-		p := Port{Netns: e.host.Cookie(), Protocol: unix.IPPROTO_UDP, At: at}
-		if _, err := e.guardAt(e.host, p); err != nil {
+		if _, err := e.guardAt(e.host, publishedPort(e.host, at)); err != nil {
 			e.Log.Warn("server may not be reached over IPv6", "addr", at, "err", err)
 		}
 	}
 	return err
 }
 
+// mayPublish tells whether a server can be published at an address.
+func (e *Engine) mayPublish(at netip.AddrPort) bool {
+	return !at.Addr().IsUnspecified() && at.Port() != 0 && e.Enforcer.Publishes() && e.Untrapped
+}
+
+func publishedPort(place Place, at netip.AddrPort) Port {
+	return Port{Netns: place.Cookie(), Protocol: unix.IPPROTO_UDP, At: at}
+}
+
 // publish binds an IPv4 UDP socket, and has datagrams to an IPv6 address delivered to it.
 func (e call) publish(p Program, s *socket, at, view netip.AddrPort) (Answer, error) {
-	if at.Addr().IsUnspecified() || at.Port() == 0 || !e.Enforcer.Publishes() || !e.Untrapped {
+	if !e.mayPublish(at) {
 		return fail(unix.EADDRNOTAVAIL), nil
 	}
 	place := e.places[s.netns]
-	guarded := Port{Netns: place.Cookie(), Protocol: unix.IPPROTO_UDP, At: at}
+	guarded := publishedPort(place, at)
 	if !e.mayGuard(guarded) {
 		return fail(unix.EADDRNOTAVAIL), nil
 	}

@@ -8,6 +8,7 @@ import (
 	"os"
 	"sync"
 	"syscall"
+	"time"
 
 	"golang.org/x/sys/unix"
 
@@ -31,6 +32,8 @@ type ownListener struct {
 	file   *os.File
 	log    *slog.Logger
 	gone   func() // called when the program's listener has gone
+
+	lacked bool // the last accept lacked a descriptor or memory; only calls of accept use it, which do not overlap
 
 	begin sync.Once
 	room  chan struct{} // has an entry for each marker of the container
@@ -116,6 +119,10 @@ func (l *ownListener) serve() {
 	})
 }
 
+// lackPause is the pause after an accept that lacked a descriptor or memory. The connection stays in the queue, and
+// the listener is readable all the while.
+const lackPause = 500 * time.Millisecond
+
 // accept accepts a connection, and tells whether to go on.
 func (l *ownListener) accept() bool {
 	if !l.enter() {
@@ -132,10 +139,15 @@ func (l *ownListener) accept() bool {
 	case cerr != nil:
 		again = false // the listener is closed
 	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR), errors.Is(err, unix.ECONNABORTED):
+	case lacks(err):
+		l.leave()
+		l.pause(err)
+		return true
 	case err != nil:
 		l.log.Error("accept at the container's own address", "addr", l.view, "err", err)
 		again = !errors.Is(err, unix.EINVAL)
 	default:
+		l.lacked = false
 		l.leads.Go(func() {
 			defer l.leave()
 			l.lead(conn, peer)
@@ -144,6 +156,19 @@ func (l *ownListener) accept() bool {
 	}
 	l.leave()
 	return again
+}
+
+// pause waits after an accept that lacked a descriptor or memory, until the listener ends at most. It logs only the
+// first of several such errors.
+func (l *ownListener) pause(err error) {
+	if !l.lacked {
+		l.log.Error("connections to the container's own address have to wait", "addr", l.view, "err", err)
+	}
+	l.lacked = true
+	select {
+	case <-l.ended:
+	case <-time.After(lackPause):
+	}
 }
 
 // enter waits for room for a marker. It returns false if the listener ends first.

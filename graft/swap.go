@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -47,7 +48,7 @@ func (e call) swap(p Program, number int, s *socket, to Place, name rebind) (int
 	if e.places[to.Cookie()] == nil {
 		e.Know(OwnSockets)
 	}
-	if err := e.replaceAll(p, k, s, file); err != nil {
+	if err := e.replaceAll(p, k, number, s, file); err != nil {
 		unix.Close(file)
 		return -1, err
 	}
@@ -56,13 +57,16 @@ func (e call) swap(p Program, number int, s *socket, to Place, name rebind) (int
 }
 
 // replaceAll installs the new socket under every number that the program's process has for the old
-// one.
-func (e *Engine) replaceAll(p Program, k SocketMaker, s *socket, file int) error {
+// one. If number, that of the call, is not among them, replaceAll replaces none and fails.
+func (e *Engine) replaceAll(p Program, k SocketMaker, number int, s *socket, file int) error {
 	descriptors, err := p.Descriptors(s.file)
 	if err != nil {
 		return err
 	}
 	defer CloseWatches(descriptors)
+	if !slices.ContainsFunc(descriptors, func(d Descriptor) bool { return d.Number == number }) {
+		return fmt.Errorf("descriptor %d was closed during the call", number)
+	}
 	for _, d := range descriptors {
 		if err := e.replace(p, k, s, file, d); err != nil {
 			return err

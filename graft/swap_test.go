@@ -53,6 +53,34 @@ func TestEpollsFollow(t *testing.T) {
 	}
 }
 
+// lostProgram has closed the number of its call by the time that its descriptors are listed.
+type lostProgram struct{ *fakeProgram }
+
+func (p lostProgram) Descriptors(file int) ([]Descriptor, error) {
+	list, err := p.fakeProgram.Descriptors(file)
+	return slices.DeleteFunc(list, func(d Descriptor) bool { return d.Number == 3 }), err
+}
+
+// If the number of a call is not there any more, nothing is replaced, and the call is not answered as if it were.
+func TestLostNumber(t *testing.T) {
+	host, own := newPlace(t, host4), newPlace(t)
+	for name, ask := range map[string]func(w *world, p Program, number int) (Answer, error){
+		"bind": func(w *world, p Program, number int) (Answer, error) { return w.Bind(p, number, addr("0.0.0.0:8081")) },
+		"connect": func(w *world, p Program, number int) (Answer, error) {
+			return w.Connect(p, number, addr("203.0.113.9:80"))
+		},
+	} {
+		w := newWorld(t, host, own, false, "-i", "0.0.0.0:8081=198.51.100.1:18081", "-e", "0.0.0.0/0=0.0.0.0")
+		number := w.socket(own, ip4, tcp)
+		if answer, err := ask(w, lostProgram{w.program}, number); err == nil || answer != proceed {
+			t.Errorf("%s: %+v, %v; want an error", name, answer, err)
+		}
+		if place, _ := w.at(); place != "own" || len(w.program.log) > 0 {
+			t.Errorf("%s: the socket is in %s after %v", name, place, w.program.log)
+		}
+	}
+}
+
 // What a program has set on its socket goes with it: options, flags and a filter.
 func TestOptionsGoAlong(t *testing.T) {
 	host, own := newPlace(t, host4), newPlace(t)

@@ -61,8 +61,11 @@ func (e call) connectTranslated(p Program, number int, to netip.AddrPort) (Answe
 	}
 	defer unix.Close(file)
 	s, err := inspect(file)
-	if err != nil || !s.is4() || s.typ != unix.SOCK_STREAM || !s.movable() || e.places[s.netns] == nil {
+	if err != nil || !s.is4() || s.typ != unix.SOCK_STREAM || e.places[s.netns] == nil {
 		return Answer{}, err
+	}
+	if !s.movable() {
+		return s.connectBegun(p)
 	}
 	if to.Addr().IsLoopback() || to.Addr().IsUnspecified() || to.Port() == resolverPort {
 		return e.connectUntranslated(p, number, s)
@@ -72,9 +75,9 @@ func (e call) connectTranslated(p Program, number int, to netip.AddrPort) (Answe
 		return e.connectUntranslated(p, number, s)
 	}
 	if s.translated() {
-		answer, fresh, err := e.connectAgain(p, s, to)
-		if !fresh || err != nil {
-			return answer, err
+		if err := unix.Connect(s.file, sockaddr.Of(to)); !errors.Is(err, unix.EINVAL) {
+			// The program does not know yet that a connect has failed. Else the kernel refuses an IPv4 address.
+			return answerFor(refusal(err))
 		}
 	}
 	to6 := netip.AddrPortFrom(v6, to.Port())
@@ -92,33 +95,26 @@ func (e call) connectTranslated(p Program, number int, to netip.AddrPort) (Answe
 	return e.connectBy6(p, number, s, ep, to6)
 }
 
-// connectAgain answers connect(2) on a translated socket: after one that waits, after one that has
-// failed, or when an earlier supervisor had begun to answer this call. fresh says that the socket
-// connects to nobody, so that the call is a new one. The kernel reads no address of a socket that
-// connects or is connected.
-func (e call) connectAgain(p Program, s *socket, to netip.AddrPort) (answer Answer, fresh bool, err error) {
-	info, err := unix.GetsockoptTCPInfo(s.file, unix.IPPROTO_TCP, unix.TCP_INFO)
+// connectBegun answers connect(2) on a socket that connects or is connected. The kernel reads no address then. If the
+// call was begun before, and its answer was lost, it gets that answer.
+func (s *socket) connectBegun(p Program) (Answer, error) {
+	if !p.Again() {
+		return Answer{}, nil
+	}
+	if s.state != unix.BPF_TCP_SYN_SENT {
+		if s.translated() && s.state != tcpListen {
+			return Answer{Action: Succeed}, nil // the kernel would say EISCONN
+		}
+		return Answer{}, nil
+	}
+	flags, err := unix.FcntlInt(uintptr(s.file), unix.F_GETFL, 0)
 	if err != nil {
-		return Answer{}, false, fmt.Errorf("read the state of a socket: %w", err)
+		return Answer{}, fmt.Errorf("read file flags: %w", err)
 	}
-	switch info.State {
-	case unix.BPF_TCP_CLOSE: // the program does not know yet that a connect has failed, or there is none
-		err := unix.Connect(s.file, sockaddr.Of(to))
-		if errors.Is(err, unix.EINVAL) {
-			return Answer{}, true, nil
-		}
-		answer, err := answerFor(refusal(err))
-		return answer, false, err
-	case unix.BPF_TCP_SYN_SENT:
-		flags, err := unix.FcntlInt(uintptr(s.file), unix.F_GETFL, 0)
-		if err != nil {
-			return Answer{}, false, fmt.Errorf("read file flags: %w", err)
-		}
-		if p.Again() && flags&unix.O_NONBLOCK != 0 {
-			return fail(unix.EINPROGRESS), false, nil
-		}
+	if flags&unix.O_NONBLOCK != 0 {
+		return fail(unix.EINPROGRESS), nil // the kernel would say EALREADY
 	}
-	return Answer{}, false, nil
+	return Answer{}, nil
 }
 
 // connectUntranslated is the answer for a destination that is no virtual address: the kernel
@@ -246,7 +242,7 @@ func (e call) install6(p Program, number int, s *socket, file int) error {
 	if err != nil {
 		return err
 	}
-	if err := e.replaceAll(p, k, s, file); err != nil {
+	if err := e.replaceAll(p, k, number, s, file); err != nil {
 		return err
 	}
 	e.Log.Debug("translated", "pid", p.Thread(), "fd", number)

@@ -10,6 +10,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/internal/sys/sockaddr"
 	"github.com/tsugiki/tsugiki/policy"
 )
 
@@ -72,6 +73,52 @@ func TestConnectTranslated(t *testing.T) {
 				t.Errorf("it is in %s", place)
 			}
 		})
+	}
+}
+
+// A connect that was begun, and whose answer was lost, gets this answer by the call that repeats it. Any other connect on
+// such a socket is the kernel's.
+func TestConnectBegun(t *testing.T) {
+	host := newPlace(t, host4)
+	listener, err := host.Socket(keeperTCP)
+	must(t, err)
+	defer unix.Close(listener)
+	deaf := []unix.SockFilter{{Code: unix.BPF_RET | unix.BPF_K}} // drops all packets
+	must(t, unix.SetsockoptSockFprog(listener, unix.SOL_SOCKET, unix.SO_ATTACH_FILTER, &unix.SockFprog{Len: 1, Filter: &deaf[0]}))
+	at := addr("198.51.100.1:80")
+	must(t, errors.Join(unix.Bind(listener, sockaddr.Of(at)), unix.Listen(listener, 1)))
+	w := newUntrapped(t, host)
+	w.Translation = Translation{Translator: fakeTranslator{}}
+	number := w.socket(host, ip4, tcp)
+	file := w.program.files[number]
+	must(t, unix.SetNonblock(file, true))
+	if err := unix.Connect(file, sockaddr.Of(at)); !errors.Is(err, unix.EINPROGRESS) {
+		t.Fatal(err)
+	}
+	plain := func() (Answer, error) { return w.Connect(w.program, number, addr("198.18.0.1:80")) }
+	translated := func(state uint8) func() (Answer, error) {
+		s := &socket{file: file, family: ip4, typ: tcp, state: state, local: addr("[2001:db8:1::1]:1024")}
+		return func() (Answer, error) { return s.connectBegun(w.program) }
+	}
+	for name, tt := range map[string]struct {
+		ask    func() (Answer, error)
+		waits  bool
+		before bool // the call was begun before
+		want   Answer
+	}{
+		"another call":        {ask: plain},
+		"connects":            {ask: plain, before: true, want: fail(unix.EINPROGRESS)},
+		"connects, and waits": {ask: plain, before: true, waits: true},
+		"another connected":   {ask: translated(unix.BPF_TCP_ESTABLISHED)},
+		"connected":           {ask: translated(unix.BPF_TCP_ESTABLISHED), before: true, want: succeeded},
+		"connected, closed":   {ask: translated(unix.BPF_TCP_CLOSE_WAIT), before: true, want: succeeded},
+		"listens":             {ask: translated(tcpListen), before: true},
+	} {
+		w.program.again = tt.before
+		must(t, unix.SetNonblock(file, !tt.waits))
+		if answer, err := tt.ask(); err != nil || answer != tt.want {
+			t.Errorf("%s: %+v, %v; want %+v", name, answer, err, tt.want)
+		}
 	}
 }
 

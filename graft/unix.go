@@ -144,7 +144,7 @@ func (e *Engine) replaceByUnix(p Program, number int, s *socket, file int) (Answ
 	if err != nil {
 		return Answer{}, err
 	}
-	if err := e.replaceAll(p, k, s, file); err != nil {
+	if err := e.replaceAll(p, k, number, s, file); err != nil {
 		return Answer{}, err
 	}
 	e.Log.Debug("swapped", "pid", p.Thread(), "fd", number, "type", endpoint.Unix)

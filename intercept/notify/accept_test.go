@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/tsugiki/tsugiki/graft"
 	"github.com/tsugiki/tsugiki/internal/netns"
 	"github.com/tsugiki/tsugiki/internal/testkit"
 )
@@ -98,6 +99,29 @@ func TestFaultKeepsNoCallInKernel(t *testing.T) {
 	set(epoll)
 	if err := <-client; err == nil {
 		t.Error("the program has answered a connection that it did not read")
+	}
+}
+
+// A fault of ours while a listener is asked does not leave the kernel a call that has waited here. A listener of which
+// nothing is known stays the kernel's.
+func TestFaultBeforeListenerIsKnown(t *testing.T) {
+	w := newAcceptWorld(t, "again", 0)
+	w.waiters(1)
+	c := w.s.waiting.all()[0]
+	for _, tt := range []struct {
+		waited *waitingCall
+		answer graft.Answer
+		err    error
+	}{
+		{waited: c, answer: fail(unix.ECONNABORTED)},
+		{err: unix.EMFILE},
+	} {
+		var answer graft.Answer
+		var err error
+		testkit.WithFiles(t, 0, func() { answer, err = w.s.accept(&program{s: w.s, request: c.request, waited: tt.waited}) })
+		if answer != tt.answer || !errors.Is(err, tt.err) {
+			t.Errorf("accept says %+v, %v; want %+v, %v", answer, err, tt.answer, tt.err)
+		}
 	}
 }
 

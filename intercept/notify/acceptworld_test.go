@@ -46,7 +46,7 @@ const acceptEnv = "NOTIFY_TEST_ACCEPT"
 // acceptListener is the number of the listener in the program.
 const acceptListener = 3
 
-// acceptUnderFilter has accept4(2), or socket(2), trapped, writes the number of the filter's listener, and begins once
+// acceptUnderFilter has accept4(2), or socket(2) or connect(2), trapped, writes the number of the filter's listener, and begins once
 // it hears that this was taken.
 func acceptUnderFilter(what string) int {
 	runtime.LockOSThread()
@@ -59,8 +59,11 @@ func acceptUnderFilter(what string) int {
 		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_USER_NOTIF},
 		{Code: unix.BPF_RET | unix.BPF_K, K: unix.SECCOMP_RET_ALLOW},
 	}
-	if what == "sockets" {
+	switch what {
+	case "sockets":
 		code[1].K = unix.SYS_SOCKET
+	case "connect":
+		code[1].K = unix.SYS_CONNECT
 	}
 	prog := unix.SockFprog{Len: uint16(len(code)), Filter: &code[0]}
 	flags := uintptr(unix.SECCOMP_FILTER_FLAG_NEW_LISTENER)
@@ -90,6 +93,8 @@ func acceptUnderFilter(what string) int {
 		return 0
 	case what == "sockets":
 		return makeSockets(interrupt)
+	case what == "connect":
+		return connectOnce()
 	case what == "again":
 		acceptOnce()
 		return acceptAlways(nil)
@@ -227,6 +232,9 @@ type acceptEnforcer struct {
 
 var serverAt = netip.MustParseAddrPort("127.0.0.1:80")
 
+// pathAt leads to a server at a path.
+var pathAt = netip.MustParseAddrPort("203.0.113.9:80")
+
 func (e *acceptEnforcer) BoundTo(int) (netip.AddrPort, bool) {
 	e.passes.Add(1)
 	return serverAt, true
@@ -236,10 +244,13 @@ func (e *acceptEnforcer) Services() ([]policy.Service, error) {
 	return []policy.Service{{Protocol: unix.IPPROTO_TCP, Port: serverAt.Port(), Is4: true, Host: serverAt, Netns: e.netns}}, nil
 }
 func (e *acceptEnforcer) Published() ([]netip.AddrPort, error) { return nil, nil }
-func (e *acceptEnforcer) SetAFGraft(int, afgraft.State) error  { return nil }
-func (e *acceptEnforcer) Cgroup() uint64                       { return e.cgroup }
-func (e *acceptEnforcer) Mark() uint32                         { return 0 }
-func (e *acceptEnforcer) Sourced() bool                        { return false }
+func (e *acceptEnforcer) AFGraft(int) (afgraft.State, bool, error) {
+	return afgraft.State{}, false, nil
+}
+func (e *acceptEnforcer) SetAFGraft(int, afgraft.State) error { return nil }
+func (e *acceptEnforcer) Cgroup() uint64                      { return e.cgroup }
+func (e *acceptEnforcer) Mark() uint32                        { return 0 }
+func (e *acceptEnforcer) Sourced() bool                       { return false }
 
 // acceptWorld is a program under a filter, and who supervises it without a gate.
 type acceptWorld struct {
@@ -250,8 +261,10 @@ type acceptWorld struct {
 	listener  int // of the server
 	said      *bufio.Scanner
 	process   *os.Process
-	released  time.Time             // when the program was told to begin
-	fault     atomic.Pointer[error] // of the next call that needs the program's memory
+	released  time.Time                    // when the program was told to begin
+	fault     atomic.Pointer[error]        // of the next call that needs the program's memory
+	last      atomic.Pointer[gate.Request] // the latest call
+	log       *pausingLog                  // of the supervisor, if the program connects
 }
 
 func (w *acceptWorld) openMemory(tid int) (*tracee.Memory, error) {
@@ -285,9 +298,19 @@ func newAcceptWorld(t *testing.T, what string, limit time.Duration) *acceptWorld
 	tv := unix.NsecToTimeval(limit.Nanoseconds())
 	w.must(unix.SetsockoptTimeval(w.listener, unix.SOL_SOCKET, unix.SO_RCVTIMEO, &tv))
 	parser := policy.Parser{Endpoints: &endpoint.Set{}}
-	rules, err := parser.Ingress("0.0.0.0:80+own=127.0.0.1:80")
+	at := filepath.Join(t.TempDir(), "s")
+	server, err := unix.Socket(unix.AF_UNIX, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
 	w.must(err)
-	table, err := policy.NewTable(rules, nil)
+	t.Cleanup(func() { unix.Close(server) })
+	w.must(errors.Join(unix.Bind(server, &unix.SockaddrUnix{Name: at}), unix.Listen(server, 1)))
+	path, err := endpoint.Parse("path type unix path " + at)
+	w.must(err)
+	w.must(parser.Endpoints.Add(path))
+	in, err := parser.Ingress("0.0.0.0:80+own=127.0.0.1:80")
+	w.must(err)
+	out, err := parser.Egress(pathAt.String() + "=path")
+	w.must(err)
+	table, err := policy.NewTable(in, out)
 	w.must(err)
 	engine := graft.New(graft.Config{
 		Enforcer: w.enforcer, Own: acceptPlace{w.own}, Log: slog.New(slog.NewTextHandler(t.Output(), nil)),
@@ -295,7 +318,12 @@ func newAcceptWorld(t *testing.T, what string, limit time.Duration) *acceptWorld
 	}, graft.Rules{Table: table, Host: map[string]graft.Place{"": acceptPlace{w.host}}})
 	w.must(engine.Recover())
 	t.Cleanup(engine.CloseOwn)
-	w.s = &Supervisor{engine: engine, slots: NewPool().NewSlots(), log: slog.New(slog.NewTextHandler(t.Output(), nil)), threads: newThreads(), stop: make(chan struct{}), openMemory: w.openMemory}
+	var log slog.Handler = slog.NewTextHandler(t.Output(), nil)
+	if what == "connect" {
+		w.log = &pausingLog{Handler: log, answered: make(chan struct{}), goOn: make(chan struct{})}
+		log = w.log
+	}
+	w.s = &Supervisor{engine: engine, slots: NewPool().NewSlots(), log: slog.New(log), threads: newThreads(), stop: make(chan struct{}), openMemory: w.openMemory}
 	w.start(what)
 	return w
 }
@@ -363,9 +391,13 @@ func (w *acceptWorld) serve() {
 			return
 		}
 		r := gate.Request{Call: gate.GetName, Name: gate.AcceptName, ID: n.ID, Thread: int(n.Thread), Number: int(int32(n.Args[0])), Args: n.Args}
-		if n.Number == unix.SYS_SOCKET {
+		switch n.Number {
+		case unix.SYS_SOCKET:
 			r.Call = gate.Socket
+		case unix.SYS_CONNECT:
+			r.Call, r.Address = gate.Connect, sockaddr.Bytes(pathAt)
 		}
+		w.last.Store(&r)
 		w.s.begin(r, time.Now(), nil)
 	}
 }

@@ -3,7 +3,10 @@ package notify
 import (
 	"sync"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/tsugiki/tsugiki/gate"
+	"github.com/tsugiki/tsugiki/graft"
 )
 
 // Where a filter's calls wait interruptibly (before Linux 5.19, and in containers of OCI runtimes
@@ -37,6 +40,16 @@ func newThreads() *threads {
 	t := &threads{busy: map[int]struct{}{}, interrupted: map[int]interruption{}}
 	t.free.L = &t.mu
 	return t
+}
+
+// carriedOut tells whether a call has changed its socket, so that the kernel would say something else of the same call
+// once more: that the socket is bound, or connects.
+func (p *program) carriedOut(answer graft.Answer) bool {
+	switch p.request.Call {
+	case gate.Bind, gate.Connect, gate.Send:
+		return p.replaced || p.call != p.request.ID || answer.Action == graft.Succeed || answer == fail(unix.EINPROGRESS)
+	}
+	return false
 }
 
 // begin waits until the thread's last call has been answered. If that was the same call, carried

@@ -3,7 +3,10 @@ package notify
 import (
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/tsugiki/tsugiki/gate"
+	"github.com/tsugiki/tsugiki/graft"
 )
 
 // A call that was carried out before a signal took the program is found by the thread's next
@@ -38,6 +41,38 @@ func TestInterruptedCallIsFound(t *testing.T) {
 			t.Errorf("%s: it is found a second time", tt.name)
 		}
 		threads.end(again)
+	}
+}
+
+// A call is remembered if it has changed its socket.
+func TestCallIsCarriedOut(t *testing.T) {
+	proceed, inProgress := graft.Answer{}, fail(unix.EINPROGRESS)
+	for _, tt := range []struct {
+		name     string
+		call     gate.Call
+		answer   graft.Answer
+		replaced bool
+		repeats  bool
+		want     bool
+	}{
+		{name: "bound", call: gate.Bind, answer: succeed(), want: true},
+		{name: "refused", call: gate.Bind, answer: fail(unix.EADDRINUSE)},
+		{name: "left to the kernel", call: gate.Bind, answer: proceed},
+		{name: "ended by the signal when one of two descriptors was replaced", call: gate.Bind, answer: proceed, replaced: true, want: true},
+		{name: "interrupted twice", call: gate.Bind, answer: proceed, repeats: true, want: true},
+		{name: "connected", call: gate.Connect, answer: succeed(), want: true},
+		{name: "connects", call: gate.Connect, answer: inProgress, want: true},
+		{name: "no route", call: gate.Connect, answer: fail(unix.ENETUNREACH)},
+		{name: "connected by its data", call: gate.Send, answer: succeed(), want: true},
+		{name: "another call", call: gate.Listen, answer: succeed()},
+	} {
+		p := &program{request: gate.Request{Call: tt.call, ID: 2}, call: 2, replaced: tt.replaced}
+		if tt.repeats {
+			p.call = 1
+		}
+		if got := p.carriedOut(tt.answer); got != tt.want {
+			t.Errorf("%s: %v, want %v", tt.name, got, tt.want)
+		}
 	}
 }
 

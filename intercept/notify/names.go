@@ -98,8 +98,12 @@ func (s *Supervisor) accept(p *program) (graft.Answer, error) {
 		woken = p.waited.cookie
 	}
 	conn, waits, answer, err := s.engine.Accept(p, r.Number)
+	switch {
+	case err != nil && (answer.Action == graft.Fail || p.waited != nil || r.Waits):
+		// The listener may have markers, or is translated.
+		answer, err = s.takeBack(p, nil, err)
 	// O_NONBLOCK of the listener may be the gate's, for a moment (gate/c/accepts.c).
-	if waits || (p.waited != nil || r.Waits) && answer == fail(unix.EAGAIN) {
+	case waits || (p.waited != nil || r.Waits) && answer == fail(unix.EAGAIN):
 		answer, err = s.await(p)
 		if err != nil && !errors.Is(err, errWaits) && !errors.Is(err, unix.EBADF) { // the program may have closed the listener
 			answer, err = s.takeBack(p, nil, err)

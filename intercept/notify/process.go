@@ -112,6 +112,8 @@ type program struct {
 	call    uint64 // request.ID, or that of the call which a signal interrupted and the kernel restarts
 	again   bool
 	waited  *waitingCall // nil: the call has not waited for a connection
+	// replaced says that a descriptor of the program has been replaced.
+	replaced bool
 	// accepted is the connection with which the call is answered.
 	accepted *graft.Connection
 }
@@ -178,6 +180,7 @@ func (p *program) Install(number, file int, closeOnExec bool) error {
 	if _, err := p.s.listener.Add(&a); err != nil {
 		return fmt.Errorf("replace descriptor %d: %w", number, err)
 	}
+	p.replaced = true
 	return nil
 }
 
@@ -198,6 +201,9 @@ func (p *program) Descriptors(file int) (described []graft.Descriptor, err error
 		last := &described[len(described)-1]
 		for _, w := range d.Watches {
 			epoll, err := p.File(w.Epoll)
+			if errors.Is(err, unix.EBADF) { // it was closed meanwhile
+				continue
+			}
 			if err != nil {
 				return described, err
 			}

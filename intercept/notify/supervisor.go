@@ -226,7 +226,7 @@ func (s *Supervisor) handle(r gate.Request, came time.Time, waited *waitingCall)
 	s.count(r, answer, time.Since(came))
 	s.logOutcome(r, answer)
 	stale := errors.Is(s.reply(p, answer), seccomp.ErrStale)
-	if stale && r.Call == gate.Bind && (answer.Action == graft.Succeed || p.call != r.ID) {
+	if stale && p.carriedOut(answer) {
 		s.threads.interrupt(r, p.call)
 	}
 }

@@ -129,7 +129,8 @@ func identify(listener int) (uint64, error) {
 	return cookie, nil
 }
 
-// lookForSignals has a call that waits in the gate interrupted by signals. It returns errWaits.
+// lookForSignals has a call that waits in the gate interrupted by signals. It returns errWaits, whether it can or not:
+// the gate answers the call.
 func (s *Supervisor) lookForSignals(p *program) error {
 	var limit time.Duration
 	if file, err := p.File(p.request.Number); err == nil { // the number may be closed by now, or another file's
@@ -142,7 +143,8 @@ func (s *Supervisor) lookForSignals(p *program) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if err := s.watch(); err != nil {
-		return err
+		s.log.Error("signals do not interrupt a call that waits for a connection", "pid", p.request.Thread, "err", err)
+		return errWaits
 	}
 	q := w.queueOf(watched)
 	q.calls = append(q.calls, c)

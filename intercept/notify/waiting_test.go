@@ -4,12 +4,14 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"log/slog"
 	"os"
 	"testing"
 
 	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/gate"
+	"github.com/tsugiki/tsugiki/internal/testkit"
 )
 
 // Listeners that were closed while nobody waited any more do not add up.
@@ -36,6 +38,17 @@ func TestWaitingListenersAreBounded(t *testing.T) {
 	p.s.lookForCallers()
 	if len(w.queues) != 1 {
 		t.Errorf("%d listeners are remembered, want the one that is waited for", len(w.queues))
+	}
+}
+
+// If a fault of ours keeps signals from interrupting a call that waits in the gate, the call waits nonetheless.
+func TestFaultEndsNoWatchedCall(t *testing.T) {
+	p := waits(t)
+	p.s.log = slog.New(slog.NewTextHandler(t.Output(), nil))
+	var err error
+	testkit.WithFiles(t, 0, func() { err = p.s.lookForSignals(p) })
+	if !errors.Is(err, errWaits) {
+		t.Errorf("%v, want %v", err, errWaits)
 	}
 }
 

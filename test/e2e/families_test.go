@@ -163,3 +163,21 @@ func TestServerOfBothFamiliesOutlivesAgent(t *testing.T) {
 		})
 	}
 }
+
+// So does one that listens when there is another agent than the one that bound it.
+func TestBoundServerOfBothFamiliesOutlivesAgent(t *testing.T) {
+	t.Parallel()
+	w := newWorld(t)
+	for _, v := range []variant{variants[0], variants[2]} {
+		t.Run(v.name, func(t *testing.T) {
+			n := startBesieged(t, w)
+			o := n.obey(t, append(v.flags(w), familyRules(hostAddr4, hostAddr6)...)...)
+			o.want("bound", "bind l %d", familiesPort)
+			n.kill()
+			n.start()
+			o.want("listens", "listen l")
+			reached(t, w.srv, familyURLs(hostAddr4, hostAddr6), remoteAddr4, remoteAddr6)
+			o.release()
+		})
+	}
+}

@@ -99,18 +99,31 @@ func describe(tid, number int, epolls []int) (Descriptor, error) {
 		if !watches(tid, epoll, number) {
 			continue
 		}
-		info, err := fdinfo(tid, epoll)
+		w, found, err := watchIn(tid, epoll, number)
 		if err != nil {
 			return d, err
 		}
-		if events, data, found := parseWatch(info, number); found {
-			d.Watches = append(d.Watches, Watch{epoll, events, data})
+		if found {
+			d.Watches = append(d.Watches, w)
 		}
 		if len(d.Watches) > WatchesMax {
 			return d, ErrWatches
 		}
 	}
 	return d, nil
+}
+
+// watchIn finds the registration of a descriptor in an epoll. An epoll that was closed meanwhile has none.
+func watchIn(tid, epoll, number int) (w Watch, found bool, err error) {
+	info, err := fdinfo(tid, epoll)
+	if errors.Is(err, fs.ErrNotExist) {
+		return w, false, nil
+	}
+	if err != nil {
+		return w, false, err
+	}
+	events, data, found := parseWatch(info, number)
+	return Watch{epoll, events, data}, found, nil
 }
 
 // watches tells, without going through its list, whether an epoll has the file that a descriptor refers to,

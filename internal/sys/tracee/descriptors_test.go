@@ -73,6 +73,29 @@ func FuzzParseWatch(f *testing.F) {
 	})
 }
 
+// An epoll that is closed while a descriptor is described has no registration. It is no error: the descriptor is there.
+func TestWatchInClosedEpoll(t *testing.T) {
+	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	file, err := unix.Eventfd(0, unix.EFD_CLOEXEC)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer unix.Close(file)
+	if err := unix.EpollCtl(epoll, unix.EPOLL_CTL_ADD, file, &unix.EpollEvent{Events: unix.EPOLLIN}); err != nil {
+		t.Fatal(err)
+	}
+	for _, want := range []bool{true, false} {
+		w, found, err := watchIn(os.Getpid(), epoll, file)
+		if found != want || err != nil || found && w.Epoll != epoll {
+			t.Errorf("%+v, %v, %v; want %v", w, found, err, want)
+		}
+		unix.Close(epoll)
+	}
+}
+
 // What a program's descriptor is: its flags, and that an epoll without it has no part in it.
 func TestDescribe(t *testing.T) {
 	epoll, err := unix.EpollCreate1(unix.EPOLL_CLOEXEC)

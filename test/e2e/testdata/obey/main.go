@@ -5,7 +5,9 @@
 //	ask NAME                 asks by a connected socket: over TCP by HTTP, or by a datagram
 //	open NAME                opens a UDP socket that is not connected
 //	send NAME ADDR           asks by it
-//	listen NAME ADDR         listens for TCP and tells callers their addresses, over HTTP
+//	bind NAME PORT           binds a TCP socket to a port of all addresses
+//	listen NAME [ADDR]       listens for TCP, by a socket of "bind" if there is no ADDR, and tells callers their
+//	                         addresses, over HTTP
 //	close NAME
 //	mark NAME                sets the mark of a connected socket's packets
 //	storm NAME COUNT ADDR    connects so many UDP sockets, one after the other
@@ -75,8 +77,12 @@ func obey(verb, name string, args []string) (string, error) {
 			return "", err
 		}
 		return read(conn)
+	case "bind":
+		f, err := bind(args[0])
+		named[name] = f
+		return "bound", err
 	case "listen":
-		l, err := net.Listen("tcp", args[0])
+		l, err := listen(name, args)
 		if err != nil {
 			return "", err
 		}
@@ -94,6 +100,29 @@ func obey(verb, name string, args []string) (string, error) {
 		return args[0], storm(args[0], args[1])
 	}
 	return "", fmt.Errorf("unknown verb %s", verb)
+}
+
+func bind(port string) (*os.File, error) {
+	number, err := strconv.Atoi(port)
+	if err != nil {
+		return nil, err
+	}
+	s, err := unix.Socket(unix.AF_INET6, unix.SOCK_STREAM|unix.SOCK_CLOEXEC, 0)
+	if err != nil {
+		return nil, err
+	}
+	return os.NewFile(uintptr(s), "socket"), unix.Bind(s, &unix.SockaddrInet6{Port: number})
+}
+
+func listen(name string, args []string) (net.Listener, error) {
+	if len(args) > 0 {
+		return net.Listen("tcp", args[0])
+	}
+	f := named[name].(*os.File)
+	if err := unix.Listen(int(f.Fd()), unix.SOMAXCONN); err != nil {
+		return nil, err
+	}
+	return net.FileListener(f)
 }
 
 func mark(conn syscall.Conn) error {
