@@ -197,7 +197,7 @@ static bool gate_is_bound(int file)
 	return getsockname(file, (struct sockaddr *)&name, &length) != 0 || name.sin6_port != 0;
 }
 
-bool gate_is_ip6(struct gate_worker *w, int number)
+bool gate_may_be_ip6(struct gate_worker *w, int number)
 {
 	struct sockaddr_in6 name = {0};
 	socklen_t length = sizeof(name);
@@ -205,7 +205,7 @@ bool gate_is_ip6(struct gate_worker *w, int number)
 	bool is;
 
 	if (file < 0)
-		return false;
+		return errno != EBADF;
 	is = getsockname(file, (struct sockaddr *)&name, &length) == 0 &&
 	     name.sin6_family == AF_INET6;
 	close(file);

@@ -22,10 +22,13 @@ size_t gate_read(const struct seccomp_notif *n, uint64_t from, void *to, size_t 
  * is NULL, BOUND says whether the socket has a port. */
 uint64_t gate_netns_of(struct gate_worker *w, int number, bool *bound);
 
-/* Whether a descriptor of the caller is an IPv6 socket, whatever SO_DOMAIN says. */
-bool gate_is_ip6(struct gate_worker *w, int number);
+/* Whether a descriptor of the caller is an IPv6 socket, whatever SO_DOMAIN says. Also true if the
+ * gate cannot have a duplicate to ask. */
+bool gate_may_be_ip6(struct gate_worker *w, int number);
 
-/* A duplicate of a descriptor of the caller, or -1. */
+/* A duplicate of a descriptor of the caller, or -1 with an errno. EBADF: the caller has no such
+ * descriptor. All others are the gate's: before Linux 6.9, it has no descriptors of a process's
+ * threads but the first one (EINVAL), and its own table may be full (EMFILE). */
 int gate_file_of(struct gate_worker *w, int number);
 
 /*
