@@ -24,6 +24,7 @@
 #include <netinet/in.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -186,6 +187,27 @@ enum gate_written gate_write(struct gate_worker *w, uint64_t to, const void *fro
 	c->memory = -1;
 	c->first_asked = 0;
 	return GATE_WRITTEN_NOWHERE;
+}
+
+void gate_note_lost(struct gate_worker *w)
+{
+	struct gate_caller *c = caller_of(w);
+
+	if (c == NULL)
+		return;
+	c->lost = true;
+	c->lost_call = w->n.data;
+}
+
+bool gate_was_lost(struct gate_worker *w)
+{
+	struct gate_caller *c = caller_of(w);
+	bool was = c != NULL && c->lost &&
+		   memcmp(&c->lost_call, &w->n.data, sizeof(c->lost_call)) == 0;
+
+	if (c != NULL)
+		c->lost = false;
+	return was;
 }
 
 /* Whether an IP socket has a port. */

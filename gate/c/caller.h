@@ -51,6 +51,13 @@ enum gate_written {
 };
 enum gate_written gate_write(struct gate_worker *w, uint64_t to, const void *from, size_t size);
 
+/* Notes that a signal took the answer of this connect(2) from the caller. */
+void gate_note_lost(struct gate_worker *w);
+
+/* Whether this is that call again: after a signal, the kernel starts it again with the same
+ * arguments. Then it is noted no longer. */
+bool gate_was_lost(struct gate_worker *w);
+
 /* Closes all that a serving thread has of its callers. */
 void gate_forget_callers(struct gate_worker *w);
 
