@@ -54,6 +54,7 @@ func TestProtocolIsTheGates(t *testing.T) {
 		"GATE_ORDER_STATS":  opStats,
 		"GATE_ORDER_END":    opEnd,
 		"GATE_ORDER_MEMORY": opMemory,
+		"GATE_ORDER_NAME":   opName,
 
 		"GATE_NAME_OWN":      OwnName,
 		"GATE_NAME_PEER":     PeerName,

@@ -1,8 +1,10 @@
 package gate
 
 import (
+	"encoding/binary"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"sync"
 	"sync/atomic"
@@ -236,6 +238,13 @@ func (c *control) setRules(image []byte) error {
 // gate's queue is full, the gate asks again.
 func (g *Gate) GiveMemory(r Request, memory int) error {
 	return g.write(encodeOrder(opMemory, r.ID, uint32(r.Thread), 0), unix.UnixRights(memory))
+}
+
+// GiveName tells the gate what the peer of a Request of AcceptedName is called, an IPv4 address. The gate
+// then answers the call.
+func (g *Gate) GiveName(r Request, name netip.Addr) error {
+	b := name.As4()
+	return g.write(encodeOrder(opName, r.ID, 0, binary.NativeEndian.Uint32(b[:])), nil)
 }
 
 // rulesFile returns a file in memory with an image.

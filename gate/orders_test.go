@@ -70,7 +70,7 @@ func TestOrders(t *testing.T) {
 	if _, err := g.order(order{op: opRules, value: 64}); !errors.Is(err, unix.EBADF) {
 		t.Errorf("rules without a file: %v, want %v", err, unix.EBADF)
 	}
-	if _, err := g.order(order{op: opMemory + 1}); !errors.Is(err, unix.ENOSYS) {
+	if _, err := g.order(order{op: opName + 1}); !errors.Is(err, unix.ENOSYS) {
 		t.Errorf("an unknown order: %v, want %v", err, unix.ENOSYS)
 	}
 	if _, err := g.order(order{op: opSet, word: uint32(words), value: 1}); !errors.Is(err, unix.EINVAL) {

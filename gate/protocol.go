@@ -42,8 +42,8 @@ const (
 	OwnName    Name = iota
 	PeerName        // getpeername(2)
 	AcceptName      // accept(2), accept4(2)
-	// AcceptedName: the same calls, where the gate has accepted a connection, and the program has it as
-	// descriptor Number. The gate does not know whose it is.
+	// AcceptedName: the same calls, where the gate has accepted a connection from Address, and waits for
+	// GiveName. Or, if Number is not negative, the program has the connection as that descriptor.
 	AcceptedName
 	// WaitName: the same calls, which the gate answers. The supervisor looks for signals meanwhile.
 	WaitName
@@ -178,6 +178,7 @@ const (
 	opStats
 	opEnd
 	opMemory
+	opName
 )
 
 // Word is a word of the board that a supervisor sets, enum gate_word.

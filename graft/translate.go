@@ -298,6 +298,9 @@ func (e *Engine) peerName4(peer netip.AddrPort) netip.AddrPort {
 	return netip.AddrPortFrom(v4, peer.Port())
 }
 
+// PeerName returns the IPv4 name of a peer, by the name that the kernel has for it.
+func (e *Engine) PeerName(peer netip.AddrPort) netip.Addr { return e.peerName4(peer).Addr() }
+
 // NameSocket returns the UDP socket of a DNS proxy, for ServeNames. The caller closes it.
 func (e *Engine) NameSocket() (udp int, err error) {
 	return e.makeOwn(unix.SOCK_DGRAM, unix.IPPROTO_UDP)

@@ -8,10 +8,13 @@
  * Where the program wants no name, and for listeners that are not translated, the kernel carries
  * on.
  *
- * A peer that has no virtual address yet, only the supervisor can name, and only it can write to a
- * caller whose memory the gate does not have yet (caller.c). By then the gate has accepted the
- * connection: the program gets it under a number, and the supervisor writes the name and answers
- * with the number.
+ * A peer that has no virtual address yet, only the supervisor can name, and only it can open the
+ * memory of a caller (caller.c). By then the gate has accepted the connection. It keeps the
+ * connection and the call (waiting.c) until the supervisor has told the name. The program gets the
+ * connection and the answer by one call (ADDFD): else a signal in between would leave it a
+ * descriptor that it does not know of, and the kernel would accept again. Only if the gate has no
+ * room for the call, or if the supervisor could not open the memory, the program gets the
+ * connection under a number, and the supervisor writes the name and answers with the number.
  *
  * Errors are the kernel's: a connection that cannot be given to the program is closed. But the
  * kernel keeps a connection for which the program has no descriptor left (EMFILE), which is closed
@@ -33,6 +36,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <string.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
 #include <time.h>
@@ -150,10 +154,10 @@ static int accepts_take(int listener, int flags, struct translated_in6 *peer, bo
 	return connection;
 }
 
-/* Gives the program a connection whose peer the supervisor names. */
-static void accepts_give_unnamed(struct gate_worker *w, int connection, bool close_on_exec)
+/* Gives the program a connection whose name the supervisor writes. */
+static void accepts_give_unnamed(struct gate_worker *w, int connection)
 {
-	int number = gate_add(w, connection, close_on_exec);
+	int number = gate_add(w, connection, w->request.args[3] & SOCK_CLOEXEC);
 
 	close(connection);
 	if (number < 0) {
@@ -167,27 +171,57 @@ static void accepts_give_unnamed(struct gate_worker *w, int connection, bool clo
 }
 
 /* Answers with a connection. The name is written before the program can use the connection, as by
- * the kernel. */
-static void accepts_give(struct gate_worker *w, int connection, const struct translated_in6 *peer)
+ * the kernel. Returns false if the gate has not the caller's memory. */
+static bool accepts_give_named(struct gate_worker *w, int connection,
+			       const struct translated_in *name)
 {
-	bool close_on_exec = w->request.args[3] & SOCK_CLOEXEC;
-	enum gate_written written = GATE_WRITTEN_NOWHERE;
-	struct translated_in name;
+	enum gate_written written = GATE_WRITTEN_FAULT;
 	uint32_t room;
 
-	if (translated_to4(peer, true, &name) && gate_memory_of(w) >= 0) {
-		written = GATE_WRITTEN_FAULT;
-		if (gate_read_room(w, &room) && gate_valid(&w->n))
-			written = gate_write_name(w, room, &name);
-	}
-	if (written == GATE_WRITTEN_NOWHERE) {
-		accepts_give_unnamed(w, connection, close_on_exec);
-	} else if (written == GATE_WRITTEN_FAULT) {
+	if (gate_memory_of(w) < 0)
+		return false;
+	if (gate_read_room(w, &room) && gate_valid(&w->n))
+		written = gate_write_name(w, room, name);
+	if (written == GATE_WRITTEN_NOWHERE)
+		return false;
+	if (written == GATE_WRITTEN_FAULT) {
 		close(connection);
 		gate_answer(w, -EFAULT);
-	} else if (!gate_deliver_socket(w, connection, close_on_exec)) {
+	} else if (!gate_deliver_socket(w, connection, w->request.args[3] & SOCK_CLOEXEC)) {
 		gate_answer(w, -errno);
 	}
+	return true;
+}
+
+/* Asks the supervisor for the name of a peer, and for the caller's memory. Returns false if there
+ * is no room for the call. */
+static bool accepts_ask_for_name(struct gate_worker *w, int connection,
+				 const struct translated_in6 *peer)
+{
+	const struct gate_request before = w->request;
+
+	_Static_assert(sizeof(*peer) <= BOARD_ADDRESS_MAX, "a request has room for the peer");
+	w->request.name = GATE_NAME_ACCEPTED;
+	w->request.number = -1;
+	w->request.length = sizeof(*peer);
+	memcpy(w->request.address, peer, sizeof(*peer));
+	gate_ask_for_memory(w);
+	if (gate_wait_for_name(w, connection)) { /* first: the name may come at once */
+		gate_pass(w);
+		return true;
+	}
+	w->request = before;
+	return false;
+}
+
+static void accepts_give(struct gate_worker *w, int connection, const struct translated_in6 *peer)
+{
+	struct translated_in name;
+
+	if (translated_to4(peer, true, &name) && accepts_give_named(w, connection, &name))
+		return;
+	if (!accepts_ask_for_name(w, connection, peer))
+		accepts_give_unnamed(w, connection);
 }
 
 static bool accepts_listens(int file)
@@ -275,23 +309,44 @@ static bool accepts_serve(struct gate_worker *w, const struct gate_waiting *call
 	bool waits = false;
 
 	if (!gate_valid(&w->n)) {
-		close(call->listener);
+		close(call->file);
 		return true;
 	}
-	connection = accepts_take(call->listener, (int)w->request.args[3], &peer, &waits);
+	connection = accepts_take(call->file, (int)w->request.args[3], &peer, &waits);
 	if (connection >= 0 || errno != EAGAIN) {
-		accepts_end(w, call->listener, connection, errno, true, &peer);
+		accepts_end(w, call->file, connection, errno, true, &peer);
 		return true;
 	}
 	if (gate_waiting_keep(call))
 		return false;
-	close(call->listener);
+	close(call->file);
 	accepts_pass(w, true);
 	return true;
 }
 
+/* Answers a call whose peer has got its name. */
+static void accepts_serve_named(struct gate_worker *w, const struct gate_waiting *call)
+{
+	struct translated_in name = {.family = AF_INET};
+	struct translated_in6 peer;
+
+	if (!gate_valid(&w->n)) {
+		close(call->file);
+		return;
+	}
+	memcpy(&peer, w->request.address, sizeof(peer));
+	name.port = peer.port;
+	memcpy(name.addr, &call->name, sizeof(name.addr));
+	if (!accepts_give_named(w, call->file, &name))
+		accepts_give_unnamed(w, call->file); /* there was a fault of the supervisor's */
+}
+
 void gate_accept_for(struct gate_worker *w, const struct gate_ready *ready)
 {
+	struct gate_waiting named;
+
+	while (ready->named && gate_waiting_take_named(w, &named))
+		accepts_serve_named(w, &named);
 	for (unsigned int i = 0; i < ready->count; i++) {
 		struct gate_waiting call;
 

@@ -8,7 +8,7 @@
 /* Answers accept(2) or accept4(2), now or when there is a connection. */
 void gate_accept(struct gate_worker *w);
 
-/* Gives calls that wait the connections of listeners. */
+/* Gives calls that wait the connections of listeners, and those whose peers have got names. */
 void gate_accept_for(struct gate_worker *w, const struct gate_ready *ready);
 
 #endif

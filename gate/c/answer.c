@@ -18,7 +18,7 @@
 #define SECCOMP_ADDFD_FLAG_SEND 2
 #endif
 
-static void gate_reply(struct gate_worker *w, int64_t value, uint32_t flags)
+static bool gate_reply(struct gate_worker *w, int64_t value, uint32_t flags)
 {
 	struct seccomp_notif_resp r = {.id = w->n.id, .flags = flags};
 
@@ -28,17 +28,17 @@ static void gate_reply(struct gate_worker *w, int64_t value, uint32_t flags)
 		r.val = value;
 	gate_count_answer(w, value < 0 ? GATE_BY_GATE_REFUSED : GATE_BY_GATE);
 	/* ENOENT: the caller has gone, and nobody waits for an answer. */
-	(void)ioctl(gate.listener, SECCOMP_IOCTL_NOTIF_SEND, &r);
+	return ioctl(gate.listener, SECCOMP_IOCTL_NOTIF_SEND, &r) == 0;
 }
 
-void gate_answer(struct gate_worker *w, int64_t value)
+bool gate_answer(struct gate_worker *w, int64_t value)
 {
-	gate_reply(w, value, 0);
+	return gate_reply(w, value, 0);
 }
 
 void gate_proceed(struct gate_worker *w)
 {
-	gate_reply(w, 0, SECCOMP_USER_NOTIF_FLAG_CONTINUE);
+	(void)gate_reply(w, 0, SECCOMP_USER_NOTIF_FLAG_CONTINUE);
 }
 
 static int gate_install(struct gate_worker *w, int file, bool close_on_exec, uint32_t flags)

@@ -7,9 +7,10 @@
 
 #include "worker.h"
 
-/* gate_answer answers the notification in W with a value; a negative one is an errno. gate_proceed
- * lets the kernel carry on with the call. */
-void gate_answer(struct gate_worker *w, int64_t value);
+/* gate_answer answers the notification in W with a value; a negative one is an errno. It returns
+ * false if the caller does not wait any more. gate_proceed lets the kernel carry on with the call.
+ */
+bool gate_answer(struct gate_worker *w, int64_t value);
 void gate_proceed(struct gate_worker *w);
 
 /* Answers with a descriptor of FILE. Fails like the ioctl(2) that installs it. */

@@ -24,6 +24,7 @@
 #include <netinet/in.h>
 #include <pthread.h>
 #include <stdio.h>
+#include <string.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
@@ -188,6 +189,27 @@ enum gate_written gate_write(struct gate_worker *w, uint64_t to, const void *fro
 	return GATE_WRITTEN_NOWHERE;
 }
 
+void gate_note_lost(struct gate_worker *w)
+{
+	struct gate_caller *c = caller_of(w);
+
+	if (c == NULL)
+		return;
+	c->lost = true;
+	c->lost_call = w->n.data;
+}
+
+bool gate_was_lost(struct gate_worker *w)
+{
+	struct gate_caller *c = caller_of(w);
+	bool was = c != NULL && c->lost &&
+		   memcmp(&c->lost_call, &w->n.data, sizeof(c->lost_call)) == 0;
+
+	if (c != NULL)
+		c->lost = false;
+	return was;
+}
+
 /* Whether an IP socket has a port. */
 static bool gate_is_bound(int file)
 {
@@ -197,7 +219,7 @@ static bool gate_is_bound(int file)
 	return getsockname(file, (struct sockaddr *)&name, &length) != 0 || name.sin6_port != 0;
 }
 
-bool gate_is_ip6(struct gate_worker *w, int number)
+bool gate_may_be_ip6(struct gate_worker *w, int number)
 {
 	struct sockaddr_in6 name = {0};
 	socklen_t length = sizeof(name);
@@ -205,7 +227,7 @@ bool gate_is_ip6(struct gate_worker *w, int number)
 	bool is;
 
 	if (file < 0)
-		return false;
+		return errno != EBADF;
 	is = getsockname(file, (struct sockaddr *)&name, &length) == 0 &&
 	     name.sin6_family == AF_INET6;
 	close(file);

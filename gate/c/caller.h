@@ -22,10 +22,13 @@ size_t gate_read(const struct seccomp_notif *n, uint64_t from, void *to, size_t 
  * is NULL, BOUND says whether the socket has a port. */
 uint64_t gate_netns_of(struct gate_worker *w, int number, bool *bound);
 
-/* Whether a descriptor of the caller is an IPv6 socket, whatever SO_DOMAIN says. */
-bool gate_is_ip6(struct gate_worker *w, int number);
+/* Whether a descriptor of the caller is an IPv6 socket, whatever SO_DOMAIN says. Also true if the
+ * gate cannot have a duplicate to ask. */
+bool gate_may_be_ip6(struct gate_worker *w, int number);
 
-/* A duplicate of a descriptor of the caller, or -1. */
+/* A duplicate of a descriptor of the caller, or -1 with an errno. EBADF: the caller has no such
+ * descriptor. All others are the gate's: before Linux 6.9, it has no descriptors of a process's
+ * threads but the first one (EINVAL), and its own table may be full (EMFILE). */
 int gate_file_of(struct gate_worker *w, int number);
 
 /*
@@ -47,6 +50,13 @@ enum gate_written {
 	GATE_WRITTEN_NOWHERE, /* there is no file of the caller's memory */
 };
 enum gate_written gate_write(struct gate_worker *w, uint64_t to, const void *from, size_t size);
+
+/* Notes that a signal took the answer of this connect(2) from the caller. */
+void gate_note_lost(struct gate_worker *w);
+
+/* Whether this is that call again: after a signal, the kernel starts it again with the same
+ * arguments. Then it is noted no longer. */
+bool gate_was_lost(struct gate_worker *w);
 
 /* Closes all that a serving thread has of its callers. */
 void gate_forget_callers(struct gate_worker *w);

@@ -32,6 +32,7 @@
 #include "orders.h"
 #include "pending.h"
 #include "stats.h"
+#include "waiting.h"
 #include "watchdog.h"
 
 static bool gate_hung_up(void)
@@ -67,6 +68,9 @@ static void gate_carry_out(struct gate_message *m)
 		case GATE_ORDER_MEMORY:
 			gate_memory_came(order.tag, order.word, m->files[0]);
 			m->count = 0;
+			return;
+		case GATE_ORDER_NAME:
+			gate_name_came(order.tag, order.value);
 			return;
 		case GATE_ORDER_END:
 			_exit(0);

@@ -123,9 +123,9 @@ static void gate_read_address(struct gate_worker *w, uint64_t from, uint32_t len
 }
 
 /* Whether a socket may be a translated one, to which the kernel refuses IPv4 addresses. */
-static bool gate_is_translated(struct gate_worker *w)
+static bool gate_may_be_translated(struct gate_worker *w)
 {
-	return gate.board->untrapped & BOARD_TRANSLATED && gate_is_ip6(w, w->request.number);
+	return gate.board->untrapped & BOARD_TRANSLATED && gate_may_be_ip6(w, w->request.number);
 }
 
 /*
@@ -141,7 +141,7 @@ static void gate_connect_translated(struct gate_worker *w, const struct board_ad
 	if (!atomic_load_explicit(&gate.board->traced, memory_order_relaxed) &&
 	    gate_connect_mapped(w))
 		return;
-	gate_pass_if(w, !to->loopback || gate_is_translated(w));
+	gate_pass_if(w, !to->loopback || gate_may_be_translated(w));
 }
 
 static void gate_destination(struct gate_worker *w, uint64_t from, uint32_t length)
@@ -182,7 +182,7 @@ static void gate_bind(struct gate_worker *w)
 	gate_await_deliveries();
 	gate_waiting_forget();
 	if (board_bind_is_free(gate.board, w->request.address, w->request.length) &&
-	    !gate_is_translated(w)) {
+	    !gate_may_be_translated(w)) {
 		gate_report(w);
 		gate_proceed(w);
 		return;

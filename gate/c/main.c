@@ -13,6 +13,7 @@
 #include "pending.h"
 #include "start.h"
 #include "threads.h"
+#include "waiting.h"
 
 /* From linux/seccomp.h, where it is too old. */
 #ifndef SECCOMP_IOCTL_NOTIF_SET_FLAGS
@@ -30,6 +31,7 @@ static _Noreturn void gate_live(struct gate_life life)
 	(void)ioctl(gate.listener, SECCOMP_IOCTL_NOTIF_SET_FLAGS, GATE_SYNC_WAKE_UP);
 	(void)syscall(SYS_sched_setscheduler, 0, SCHED_BATCH, &(struct sched_param){0});
 	gate_pending_start(life.supervised);
+	gate_waiting_start();
 	/* The greeting is the first message to the supervisor, before any waiting call. */
 	if (life.first)
 		gate_greet();

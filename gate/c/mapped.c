@@ -11,6 +11,10 @@
  *
  * The program shares the file's flags with the gate. While the gate begins, a blocking socket has
  * O_NONBLOCK: the socket is not connected, so nothing else that a program can wait for is there.
+ *
+ * Where signals interrupt a call that waits for its answer (no WAIT_KILLABLE_RECV), the kernel may
+ * start a call again that the gate has begun. If the gate's own answer was lost so, the gate notes
+ * the call, and gives the answer when the call comes again.
  */
 #define _GNU_SOURCE
 #include "mapped.h"
@@ -67,6 +71,20 @@ static bool mapped_may_be_translated(int file, const struct translated_in *to)
 	       !(translated_is_near(to) && mapped_is_ip6(file));
 }
 
+/*
+ * What the beginning of a call says, as an errno. If a signal took the answer of the call, the
+ * kernel starts the call again. Then ERROR is about the first beginning, of which the program knows
+ * nothing.
+ */
+static int mapped_error(struct gate_worker *w, int error)
+{
+	if (!gate_was_lost(w))
+		return error;
+	if (error == EALREADY)
+		return EINPROGRESS;
+	return error == EISCONN ? 0 : error;
+}
+
 /* Answers the call by what the beginning has given. Returns false if the supervisor has to
  * answer. */
 static bool mapped_answer(struct gate_worker *w, int error, bool waits,
@@ -74,10 +92,11 @@ static bool mapped_answer(struct gate_worker *w, int error, bool waits,
 {
 	if (translated_asks(error, to))
 		return false;
+	error = mapped_error(w, error);
 	if ((error == EINPROGRESS || error == EALREADY) && waits)
 		gate_proceed(w);
-	else
-		gate_answer(w, -error);
+	else if (!gate_answer(w, -error) && (error == 0 || error == EINPROGRESS))
+		gate_note_lost(w);
 	return true;
 }
 

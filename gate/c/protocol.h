@@ -39,8 +39,9 @@ enum gate_name {
 	GATE_NAME_OWN,
 	GATE_NAME_PEER,	  /* getpeername(2) */
 	GATE_NAME_ACCEPT, /* accept(2), accept4(2) */
-	/* The same calls, where the gate has accepted a connection, and the program has it as
-	 * descriptor `number`: whose it is, the gate does not know. */
+	/* The same calls, where the gate has accepted a connection from `address`, and has no name
+	 * for it: it waits for GATE_ORDER_NAME, and then answers. Or, if `number` is not -1, the
+	 * program has the connection as that descriptor, and the supervisor answers. */
 	GATE_NAME_ACCEPTED,
 	/* The same calls, which the gate answers: the supervisor only looks for signals meanwhile.
 	 */
@@ -83,6 +84,9 @@ enum gate_order_op {
 	/* The file that comes with it is the memory of thread `word`, the caller of request `tag`.
 	 * The gate does not answer. */
 	GATE_ORDER_MEMORY,
+	/* The peer of the request `tag` is called `value`, an IPv4 address in network order. The
+	 * gate does not answer. */
+	GATE_ORDER_NAME,
 };
 
 /* Those words of the board that a supervisor sets. */

@@ -122,7 +122,7 @@ static bool gate_serve_accepts(struct gate_worker *w)
 	struct gate_ready ready;
 	bool notified = gate_waiting_poll(w, &ready);
 
-	if (ready.count > 0) {
+	if (ready.count > 0 || ready.named) {
 		gate_begin(w);
 		gate_accept_for(w, &ready);
 		atomic_fetch_add(&w->turn, 1);

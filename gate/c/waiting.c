@@ -16,6 +16,10 @@
  *   a signal		the kernel lets the call wait (Linux 5.19, intercept/notify/pending.go). The
  *			gate cannot see signals; the supervisor looks for those of threads that wait
  *longer than WAITING_LOOK_MS
+ *
+ * A call that has a connection may wait for the name of the peer. Then it has the connection in the
+ * place of the listener, and ends with the name: the supervisor tells the thread that talks with
+ * it, which wakes the serving thread (an eventfd).
  */
 #define _GNU_SOURCE
 #include "waiting.h"
@@ -24,6 +28,7 @@
 #include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <time.h>
@@ -46,6 +51,12 @@ static uint64_t waiting_turns;
 static uint64_t waiting_looked; /* when the gate has looked after the calls */
 static pthread_mutex_t waiting_lock = PTHREAD_MUTEX_INITIALIZER;
 static atomic_uint waiting_count; /* entries in use */
+static int waiting_event;	  /* eventfd: a name has come */
+
+void gate_waiting_start(void)
+{
+	waiting_event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+}
 
 static uint64_t waiting_now(void)
 {
@@ -102,7 +113,7 @@ static struct gate_waiting waiting_remove(struct gate_waiting *c)
 
 bool gate_wait_on(struct gate_worker *w, int listener)
 {
-	struct gate_waiting call = {.n = w->n, .request = w->request, .listener = listener};
+	struct gate_waiting call = {.n = w->n, .request = w->request, .file = listener};
 	socklen_t length = sizeof(call.cookie);
 	uint64_t limit = waiting_limit(listener);
 
@@ -114,6 +125,32 @@ bool gate_wait_on(struct gate_worker *w, int listener)
 	call.turn = waiting_turns++;
 	pthread_mutex_unlock(&waiting_lock);
 	return gate_waiting_keep(&call);
+}
+
+bool gate_wait_for_name(struct gate_worker *w, int connection)
+{
+	const struct gate_waiting call = {
+		.n = w->n,
+		.request = w->request,
+		.accepted = true,
+		.watched = true, /* it ends soon, if there is a supervisor */
+		.file = connection,
+	};
+
+	return gate_waiting_keep(&call);
+}
+
+void gate_name_came(uint64_t id, uint32_t name)
+{
+	pthread_mutex_lock(&waiting_lock);
+	for (struct gate_waiting *c = waiting_calls; c < &waiting_calls[waiting_used]; c++) {
+		if (!c->used || !c->accepted || c->n.id != id)
+			continue;
+		c->name = name;
+		c->named = true;
+	}
+	pthread_mutex_unlock(&waiting_lock);
+	eventfd_write(waiting_event, 1);
 }
 
 bool gate_waits(void)
@@ -144,6 +181,22 @@ bool gate_waiting_take(struct gate_worker *w, uint64_t cookie, struct gate_waiti
 	return first != NULL;
 }
 
+bool gate_waiting_take_named(struct gate_worker *w, struct gate_waiting *call)
+{
+	bool taken = false;
+
+	pthread_mutex_lock(&waiting_lock);
+	for (unsigned int i = 0; i < waiting_used && !taken; i++) {
+		taken = waiting_calls[i].used && waiting_calls[i].named;
+		if (taken)
+			*call = waiting_remove(&waiting_calls[i]);
+	}
+	pthread_mutex_unlock(&waiting_lock);
+	if (taken)
+		waiting_resume(w, call);
+	return taken;
+}
+
 void gate_waiting_forget(void)
 {
 	if (!gate_waits())
@@ -151,7 +204,7 @@ void gate_waiting_forget(void)
 	pthread_mutex_lock(&waiting_lock);
 	for (struct gate_waiting *c = waiting_calls; c < &waiting_calls[waiting_used]; c++)
 		if (c->used && !gate_valid(&c->n))
-			close(waiting_remove(c).listener);
+			close(waiting_remove(c).file);
 	pthread_mutex_unlock(&waiting_lock);
 }
 
@@ -168,9 +221,9 @@ static nfds_t waiting_listeners(struct pollfd p[GATE_WAITING_MAX],
 
 		while (c->used && at < count && cookies[at] != c->cookie)
 			at++;
-		if (!c->used || at < count)
+		if (!c->used || c->accepted || at < count)
 			continue;
-		p[count] = (struct pollfd){.fd = c->listener, .events = POLLIN};
+		p[count] = (struct pollfd){.fd = c->file, .events = POLLIN};
 		cookies[count++] = c->cookie;
 	}
 	pthread_mutex_unlock(&waiting_lock);
@@ -227,7 +280,7 @@ static void waiting_look(struct gate_worker *w, uint64_t now)
 			continue;
 		waiting_resume(w, &call);
 		if (task == WAITING_OVER) {
-			close(call.listener);
+			close(call.file);
 			gate_answer(w, -EAGAIN);
 		} else {
 			w->request.name = GATE_NAME_WAITS;
@@ -239,20 +292,24 @@ static void waiting_look(struct gate_worker *w, uint64_t now)
 
 bool gate_waiting_poll(struct gate_worker *w, struct gate_ready *ready)
 {
-	struct pollfd p[1 + GATE_WAITING_MAX] = {{.fd = gate.listener, .events = POLLIN}};
+	struct pollfd p[2 + GATE_WAITING_MAX] = {{.fd = gate.listener, .events = POLLIN},
+						 {.fd = waiting_event, .events = POLLIN}};
 	uint64_t cookies[GATE_WAITING_MAX], now = waiting_now();
-	nfds_t count = waiting_listeners(&p[1], cookies);
+	nfds_t count = waiting_listeners(&p[2], cookies);
 	int left = waiting_next(now);
+	eventfd_t events;
 
 	ready->count = 0;
+	ready->named = false;
 	if (left == 0) {
 		waiting_look(w, now);
 		return false;
 	}
-	if (poll(p, 1 + count, left) <= 0)
+	if (poll(p, 2 + count, left) <= 0)
 		return false;
+	ready->named = p[1].revents && eventfd_read(waiting_event, &events) == 0;
 	for (nfds_t i = 0; i < count; i++)
-		if (p[1 + i].revents)
+		if (p[2 + i].revents)
 			ready->cookies[ready->count++] = cookies[i];
 	return p[0].revents;
 }

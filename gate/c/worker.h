@@ -5,6 +5,7 @@
 
 #include <linux/seccomp.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "protocol.h"
@@ -24,6 +25,9 @@ struct gate_caller {
 	int memory;
 	/* The first and the last notification with which this file was asked for. */
 	uint64_t first_asked, last_asked;
+	/* A connect(2) that the gate has begun, and whose answer the caller did not get. */
+	bool lost;
+	struct seccomp_data lost_call;
 };
 
 /* The process that has answered a notification. */

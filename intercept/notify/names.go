@@ -60,11 +60,18 @@ func (s *Supervisor) giveMemory(p *program) {
 	}
 }
 
-// nameAccepted names the peer of a connection that the gate has accepted. The program has the connection
-// already, and gets its number whatever happens, unless it has unmapped the place for the name meanwhile.
+// nameAccepted names the peer of a connection that the gate has accepted. As a rule the gate keeps the
+// connection, and answers the call. Else the program has the connection already, and gets its number whatever
+// happens, unless it has unmapped the place for the name meanwhile.
 func (s *Supervisor) nameAccepted(p *program) (graft.Answer, error) {
 	r := p.request
 	s.waiting.forget(r.ID)
+	if peer, ok := sockaddr.Parse(r.Address); ok && r.Number < 0 {
+		if err := s.gate.GiveName(r, s.engine.PeerName(peer)); err != nil {
+			return s.takeBack(p, nil, err)
+		}
+		return graft.Answer{}, errWaits
+	}
 	name, _, err := s.engine.Name(p, r.Number, true)
 	if err == nil && name.IsValid() {
 		var errno unix.Errno

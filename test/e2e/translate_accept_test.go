@@ -174,6 +174,44 @@ func TestTranslatedAcceptAfterTheGatesLimit(t *testing.T) {
 	ask("second")
 }
 
+const pythonAcceptsOne = `
+import socket
+s = socket.socket()
+s.bind(("0.0.0.0", 8000))
+s.listen()
+print("listens", flush=True)
+input()
+c, peer = s.accept()
+print("accepted from", peer[0].rsplit(".", 2)[0], c.getpeername() == peer, flush=True)
+`
+
+// A connection whose peer only the supervisor can name is the program's once the call returns, and not before:
+// else a call that is interrupted meanwhile would leave the program a descriptor that it does not know of.
+func TestTranslatedAcceptOfNewPeer(t *testing.T) {
+	t.Parallel()
+	w := newIPv6World(t)
+	c, gate := accepting(t, w, nil, "listens", python(t), "-c", pythonAcceptsOne)
+	w.connectFrom(t, acceptPort)
+	testkit.Settle(t, gate)
+	ofGate, ofProgram := filesOf(t, gate), filesOf(t, c.program())
+	if err := c.Process.Signal(unix.SIGSTOP); err != nil { // the supervisor's
+		t.Fatal(err)
+	}
+	defer c.Process.Signal(unix.SIGCONT) //nolint:errcheck // or it goes on already
+	if _, err := c.stdin.Write([]byte("\n")); err != nil {
+		t.Fatal(err)
+	}
+	awaitFiles(t, gate, ofGate+1)
+	testkit.Settle(t, gate)
+	if n := filesOf(t, c.program()); n != ofProgram {
+		t.Errorf("the program has %d descriptors while its call waits, want %d", n, ofProgram)
+	}
+	if err := c.Process.Signal(unix.SIGCONT); err != nil {
+		t.Fatal(err)
+	}
+	c.await("accepted from 198.18 True")
+}
+
 const pythonListeners = `
 import socket, threading
 def serve(s):
@@ -208,7 +246,8 @@ func TestTranslatedAcceptOnManyListeners(t *testing.T) {
 	}
 }
 
-// awaitFiles waits until the gate has at least so many descriptors. Each call that waits has one.
+// awaitFiles waits until the gate has at least so many descriptors. Each call that waits has one, of the
+// listener or of its connection.
 func awaitFiles(t *testing.T, gate, files int) {
 	t.Helper()
 	testkit.Eventually(t, func() error {
