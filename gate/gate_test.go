@@ -69,6 +69,7 @@ func TestProtocolIsTheGates(t *testing.T) {
 		"GATE_WORD_EXPECTS":         Expects,
 		"GATE_WORD_TRACED":          traced,
 		"GATE_WORD_SERVED":          served,
+		"GATE_WORD_NAMES_PEERS":     namesPeers,
 
 		"struct gate_request":                  requestMessage{},
 		"struct gate_order":                    orderMessage{},

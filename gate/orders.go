@@ -240,6 +240,13 @@ func (g *Gate) GiveMemory(r Request, memory int) error {
 	return g.write(encodeOrder(opMemory, r.ID, uint32(r.Thread), 0), unix.UnixRights(memory))
 }
 
+// NamesPeers tells the gate that this supervisor calls GiveName. Without that, as before supervisors of older versions,
+// the program has a connection before the supervisor is asked for the name of its peer. It does not wait: until the
+// gate knows it, it does the same.
+func (g *Gate) NamesPeers() error {
+	return g.write(encodeOrder(opSet, 0, uint32(namesPeers), 1), nil)
+}
+
 // GiveName tells the gate what the peer of a Request of AcceptedName is called, an IPv4 address. The gate
 // then answers the call.
 func (g *Gate) GiveName(r Request, name netip.Addr) error {

@@ -193,6 +193,7 @@ const (
 	Expects                    // a listener may get a connection that is exchanged (graft/expect.go)
 	traced                     // the gate reports calls that it answers itself; until the supervisor ends
 	served                     // BOARD_SERVED of the ports of Services; a supervisor adds to it
+	namesPeers                 // the supervisor calls GiveName; until it ends
 	words
 )
 

@@ -13,8 +13,9 @@
  * connection and the call (waiting.c) until the supervisor has told the name. The program gets the
  * connection and the answer by one call (ADDFD): else a signal in between would leave it a
  * descriptor that it does not know of, and the kernel would accept again. Only if the gate has no
- * room for the call, or if the supervisor could not open the memory, the program gets the
- * connection under a number, and the supervisor writes the name and answers with the number.
+ * room for the call, if the supervisor is of a version that tells no names, or if it could not open
+ * the memory, the program gets the connection under a number, and the supervisor writes the name
+ * and answers with the number.
  *
  * Errors are the kernel's: a connection that cannot be given to the program is closed. But the
  * kernel keeps a connection for which the program has no descriptor left (EMFILE), which is closed

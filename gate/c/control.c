@@ -86,6 +86,7 @@ static void gate_left(void)
 	gate_supervisor_left();
 	/* Nobody is there to receive reports of decisions. */
 	atomic_store(&gate.board->traced, 0);
+	atomic_store(&gate.board->names_peers, 0);
 	if (gate.kill >= 0 && write(gate.kill, "1", 1) < 0)
 		_exit(1);
 }

@@ -178,6 +178,7 @@ static bool idle_obeys(struct pooled_gate *p)
 		idle_ignore_file(control);
 		p->supervised = false;
 		atomic_store(&p->gate.board->traced, 0); /* nobody receives reports */
+		atomic_store(&p->gate.board->names_peers, 0);
 		return true;
 	default:
 		return false;

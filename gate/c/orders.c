@@ -33,6 +33,8 @@ static _Atomic uint32_t *gate_word(struct board *b, uint32_t word)
 		return &b->expects;
 	case GATE_WORD_TRACED:
 		return &b->traced;
+	case GATE_WORD_NAMES_PEERS:
+		return &b->names_peers;
 	}
 	return NULL;
 }

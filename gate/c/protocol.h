@@ -98,6 +98,7 @@ enum gate_word {
 	GATE_WORD_EXPECTS,
 	GATE_WORD_TRACED,
 	GATE_WORD_SERVED, /* adds the bits of `value` */
+	GATE_WORD_NAMES_PEERS,
 };
 
 struct gate_order {

@@ -137,7 +137,8 @@ bool gate_wait_for_name(struct gate_worker *w, int connection)
 		.file = connection,
 	};
 
-	return gate_waiting_keep(&call);
+	return waiting_event >= 0 && atomic_load(&gate.board->names_peers) &&
+	       gate_waiting_keep(&call);
 }
 
 void gate_name_came(uint64_t id, uint32_t name)

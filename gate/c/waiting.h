@@ -40,7 +40,7 @@ struct gate_ready {
 bool gate_wait_on(struct gate_worker *w, int listener);
 
 /* Keeps the call in W, and its connection, until the peer has a name. Returns false if there is no
- * room. */
+ * room, or if nobody tells names. */
 bool gate_wait_for_name(struct gate_worker *w, int connection);
 
 /* The name for the request with this id has come. */

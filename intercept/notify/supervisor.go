@@ -145,6 +145,9 @@ func (s *Supervisor) Start() {
 			s.gone(err)
 		}
 	})
+	if err := s.gate.NamesPeers(); err != nil {
+		s.log.Debug("the gate does not wait for names of peers", "err", err)
+	}
 }
 
 // begin handles a request once there is a slot for it, if there will be one. waited is its call, if it has

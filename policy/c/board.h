@@ -62,6 +62,9 @@ struct board {
 	/* BOARD_SERVED of the ports of `services`, set before that. 0: they are not known, as until
 	 * a new supervisor has told them. */
 	_Atomic uint32_t served;
+	/* Set while there is a supervisor that tells the names of accepted connections' peers.
+	 * Those of older versions do not. */
+	_Atomic uint32_t names_peers;
 };
 
 /* Ports share the bits: one that is set is of the port, or of another. */
