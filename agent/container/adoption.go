@@ -16,9 +16,15 @@ import (
 	"github.com/tsugiki/tsugiki/policy/enforcer"
 )
 
+// MayPass tells whether a container can be taken over later after an error of Adopt.
+func MayPass(err error) bool {
+	return !errors.Is(err, gate.ErrProtocol) && !errors.Is(err, gate.ErrRefused) && !errors.Is(err, enforcer.ErrNotAdopted)
+}
+
 // Adopt takes over a container that an earlier process made and that Outlives it, and tells whether
 // the container still lives. The container's calls wait until Resume. If a gate does not answer
-// within patience, Adopt returns gate.ErrSilent, and AdoptLate does the rest.
+// within patience, Adopt returns gate.ErrSilent. After this and other errors that may pass, the
+// container is Late, and AdoptLate does the rest. If it is not, the container can only be released.
 func (c *Container) Adopt(s State, patience time.Duration) (lives bool, err error) {
 	c.state = s
 	c.group = cgroup.At(s.Cgroup)
@@ -38,13 +44,21 @@ func (c *Container) Adopt(s State, patience time.Duration) (lives bool, err erro
 		return c.first.Load() != nil || c.group.Populated(), err
 	}
 	lives, err = c.takeOver(patience)
-	c.late.Store(lives && errors.Is(err, gate.ErrSilent))
+	c.late.Store(lives && err != nil && MayPass(err))
 	c.refresh()
 	return lives, err
 }
 
-// takeOver becomes the supervisor of the container's gates.
-func (c *Container) takeOver(patience time.Duration) (_ bool, err error) {
+// takeOver becomes the supervisor of the container's gates. On an error it undoes what it has done.
+func (c *Container) takeOver(patience time.Duration) (lives bool, err error) {
+	lives, err = c.tryTakeOver(patience)
+	if err != nil {
+		err = errors.Join(err, c.undoTakeOver())
+	}
+	return lives, err
+}
+
+func (c *Container) tryTakeOver(patience time.Duration) (_ bool, err error) {
 	if c.adopted, err = c.adoptGates(patience); err != nil {
 		return true, err
 	}
@@ -67,6 +81,24 @@ func (c *Container) takeOver(patience time.Duration) (_ bool, err error) {
 	return true, err
 }
 
+// undoTakeOver lets go of the gates, and of what tryTakeOver has made for them.
+func (c *Container) undoTakeOver() error {
+	var errs []error
+	for _, g := range c.adopted {
+		errs = append(errs, g.Release())
+	}
+	if c.own != nil {
+		errs = append(errs, c.own.close()) // the relay's end may wait for it
+	}
+	c.setTracing(func(t *tracing) { t.possible = false })
+	errs = append(errs, c.endWorkers())
+	if c.ownNS != nil {
+		errs = append(errs, c.ownNS.Close())
+	}
+	c.adopted, c.own, c.engine, c.relay, c.translation, c.ownNS = nil, nil, nil, nil, nil, nil
+	return errors.Join(errs...)
+}
+
 // awaits tells whether a container without a gate still gets one: no program was ever attached, or
 // the process that was just attaching one asks again, as tsugiki run does. An OCI runtime does not
 // ask again: its program has lost its listener, and ends.
@@ -86,7 +118,7 @@ func (c *Container) Awaits() bool {
 	return c.state.PID == 0
 }
 
-// Late tells whether the container is not taken over yet because one of its gates does not answer.
+// Late tells whether the container is not taken over yet, and AdoptLate is to try it again.
 func (c *Container) Late() bool { return c.late.Load() }
 
 // Resume answers the calls of a container that was adopted.
@@ -222,11 +254,7 @@ func (c *Container) AdoptLate() (again, lives bool, err error) {
 	}
 	lives, err = c.takeOver(latePatience)
 	if err != nil || !lives {
-		for _, g := range c.adopted {
-			err = errors.Join(err, g.Release())
-		}
-		c.adopted = nil
-		return errors.Is(err, gate.ErrSilent), lives, err
+		return MayPass(err), lives, err
 	}
 	c.late.Store(false)
 	c.Resume()

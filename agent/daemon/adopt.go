@@ -21,8 +21,6 @@ const (
 	// daemon starts. Each of them has adoptLeast in any case.
 	adoptPatience = 2 * time.Second
 	adoptLeast    = 100 * time.Millisecond
-	// lateAgain is the pause before a gate that did not answer is tried again.
-	lateAgain = 500 * time.Millisecond
 )
 
 // adoptAll takes over the containers of an earlier daemon.
@@ -57,7 +55,7 @@ func (d *Daemon) adoptAll() error {
 			continue
 		}
 		if err := d.adopt(r, started); err != nil {
-			d.log.Error("container not taken over; it runs on without an agent", "container", r.Name, "err", err)
+			d.log.Error(notAdopted, "container", r.Name, "err", err)
 			d.noteOrphan(r, err)
 		}
 	}
@@ -132,6 +130,9 @@ func (d *Daemon) adopt(r *record, again bool) error {
 		d.log.Warn("a gate does not answer, somebody may have stopped it; its container is taken over when it goes on", "container", r.Name)
 		d.silence += patience
 		return nil
+	case m.Late():
+		m.log.Error(notYetAdopted, "err", err)
+		return nil
 	case err != nil:
 		d.drop(m)
 		return errors.Join(err, m.release())
@@ -141,35 +142,4 @@ func (d *Daemon) adopt(r *record, again bool) error {
 	}
 	d.log.Info("container taken over", "container", r.Name, "gates", m.GateCount())
 	return nil
-}
-
-// adoptLate takes over a container with a gate that did not answer when the daemon started, once it
-// does.
-func (d *Daemon) adoptLate(m *managed) {
-	for {
-		again, lives, err := m.AdoptLate()
-		switch {
-		case !lives:
-			d.end(m)
-			return
-		case err != nil && !again:
-			d.log.Error("container not taken over; it runs on without an agent", "container", m.Name, "err", err)
-			return
-		case err == nil:
-			if m.Awaits() {
-				d.awaitProgram(m, adoptedPatience)
-			}
-			m.letPodsIn()
-			if m.Pod != nil {
-				d.admitPod(m.Pod.UID)
-			}
-			d.log.Info("container taken over", "container", m.Name, "gates", m.GateCount())
-			return
-		}
-		select {
-		case <-time.After(lateAgain):
-		case <-d.closing:
-			return
-		}
-	}
 }
