@@ -24,8 +24,20 @@ func MayPass(err error) bool {
 // Adopt takes over a container that an earlier process made and that Outlives it, and tells whether
 // the container still lives. The container's calls wait until Resume. If a gate does not answer
 // within patience, Adopt returns gate.ErrSilent. After this and other errors that may pass, the
-// container is Late, and AdoptLate does the rest. If it is not, the container can only be released.
+// container is Late, and AdoptLate does the rest. If it is not Late, it can only be released, and a new
+// Container may try it again.
 func (c *Container) Adopt(s State, patience time.Duration) (lives bool, err error) {
+	if lives, err = c.Restore(s); err != nil {
+		return lives, err
+	}
+	lives, err = c.takeOver(patience)
+	c.late.Store(lives && err != nil && MayPass(err))
+	c.refresh()
+	return lives, err
+}
+
+// Restore does the part of Adopt that waits for no helper. Without an error, the container is Late then.
+func (c *Container) Restore(s State) (lives bool, err error) {
 	c.state = s
 	c.group = cgroup.At(s.Cgroup)
 	c.keepers = cgroup.At(filepath.Join(s.Cgroup, keepersGroup))
@@ -43,10 +55,9 @@ func (c *Container) Adopt(s State, patience time.Duration) (lives bool, err erro
 		// The reason does not matter: a container without a program has nothing to lose.
 		return c.first.Load() != nil || c.group.Populated(), err
 	}
-	lives, err = c.takeOver(patience)
-	c.late.Store(lives && err != nil && MayPass(err))
+	c.late.Store(true)
 	c.refresh()
-	return lives, err
+	return true, nil
 }
 
 // takeOver becomes the supervisor of the container's gates. On an error it undoes what it has done.

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/tsugiki/tsugiki/agent/container"
 	"github.com/tsugiki/tsugiki/agent/rules"
 	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/gate"
@@ -64,7 +65,7 @@ func (d *Daemon) adoptAll() error {
 			return err
 		}
 	}
-	d.findPorts()
+	d.findPorts(d.all())
 	// This comes after all adoptions: while a helper of another container is being started, it has
 	// a copy of each of our files, and so of those that a program is about to close.
 	for _, m := range d.all() {
@@ -135,6 +136,9 @@ func (d *Daemon) adopt(r *record, again bool) error {
 		return nil
 	case err != nil:
 		d.drop(m)
+		if container.MayPass(err) {
+			d.unrestored = append(d.unrestored, unrestored{r, given, again})
+		}
 		return errors.Join(err, m.release())
 	}
 	if m.Awaits() {
