@@ -46,6 +46,9 @@ func (c *Container) Restore(s State) (lives bool, err error) {
 	}
 	if s.PID != 0 {
 		first, err := reopenProcess(s.PID, s.Started)
+		if err != nil && !HasEnded(err) {
+			return true, err
+		}
 		if err != nil {
 			c.log.Debug("the first program is gone", "pid", s.PID)
 		}
