@@ -38,8 +38,8 @@ func (d *Daemon) adoptAll() error {
 		started := r.ID != "" && again[r.Name] == r.ID
 		if started {
 			r.PID, r.Started = 0, ""
-			if err := d.store.put(r); err != nil {
-				return err
+			if err := d.store.put(r); err != nil { // others wait; without it, the next daemon finds the former program gone
+				d.log.Error("a container that was started again cannot be written down so", "container", r.Name, "err", err)
 			}
 		}
 		if r.Boot != d.boot {
