@@ -27,14 +27,32 @@ var (
 // Adopt makes this process the supervisor of a gate whose former supervisor has gone or has
 // released it. The gate repeats requests that the former supervisor has not answered. If the gate
 // does not greet within patience, Adopt leaves it alone and returns ErrSilent.
+//
+// A gate that closes the connection may lack memory for its greeting, so Adopt connects again. Only
+// a gate that has ended refuses that.
 func Adopt(socket string, patience time.Duration) (*Gate, error) {
-	g, err := adopt(socket, patience)
-	if err != nil {
-		return nil, fmt.Errorf("adopt gate at %s: %w", socket, err)
+	deadline := time.Now().Add(patience)
+	for {
+		g, err := adopt(socket, time.Until(deadline))
+		if err == nil {
+			return g, nil
+		}
+		if !hungUp(err) {
+			return nil, fmt.Errorf("adopt gate at %s: %w", socket, err)
+		}
+		time.Sleep(adoptAgain) // a gate that ends takes a moment, too
 	}
-	return g, nil
 }
 
+// adoptAgain is the pause before the next connection to a gate that has closed one.
+const adoptAgain = 5 * time.Millisecond
+
+// hungUp tells whether an error says that the gate has closed the connection.
+func hungUp(err error) bool {
+	return errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE)
+}
+
+// adopt tries it once. When patience is over, it connects and returns ErrGone or ErrSilent.
 func adopt(socket string, patience time.Duration) (*Gate, error) {
 	conn, err := dial(socket)
 	if errors.Is(err, unix.ECONNREFUSED) || errors.Is(err, unix.ENOENT) {
@@ -56,20 +74,14 @@ func adopt(socket string, patience time.Duration) (*Gate, error) {
 	if err == nil {
 		err = g.takeFiles(files)
 	}
-	// The container may end while the gate accepts the connection.
+	// The gate may close the connection after its greeting.
 	if err == nil {
 		_, err = g.Stats()
 	}
 	if err == nil {
 		return g, nil
 	}
-	if cerr := g.letGo(); cerr != nil {
-		err = errors.Join(err, cerr)
-	}
-	if errors.Is(err, io.EOF) || errors.Is(err, unix.ECONNRESET) || errors.Is(err, unix.EPIPE) {
-		return nil, ErrGone
-	}
-	return nil, err
+	return nil, errors.Join(err, g.letGo())
 }
 
 // dial connects to an adoption socket. The gate's process id comes with its answer
@@ -126,11 +138,12 @@ func senderOf(space []byte) (pid int, err error) {
 	return 0, fmt.Errorf("%w: nobody has sent it", ErrProtocol)
 }
 
-// takeFiles takes the listener and the program's namespace.
+// takeFiles takes the listener and the program's namespace. A process that has no room for them gets
+// the greeting without them.
 func (g *Gate) takeFiles(files []*os.File) (err error) {
 	if len(files) != 2 {
 		closeAll(files)
-		return fmt.Errorf("%w: %d files, want 2", ErrProtocol, len(files))
+		return fmt.Errorf("%d files came with its greeting, want 2", len(files))
 	}
 	g.listener = files[0]
 	g.own, err = netns.FromFile(files[1])

@@ -16,10 +16,28 @@ import (
 	"github.com/tsugiki/tsugiki/policy/enforcer"
 )
 
+// MayPass tells whether a container can be taken over later after an error of Adopt.
+func MayPass(err error) bool {
+	return !errors.Is(err, gate.ErrProtocol) && !errors.Is(err, gate.ErrRefused) && !errors.Is(err, enforcer.ErrNotAdopted)
+}
+
 // Adopt takes over a container that an earlier process made and that Outlives it, and tells whether
 // the container still lives. The container's calls wait until Resume. If a gate does not answer
-// within patience, Adopt returns gate.ErrSilent, and AdoptLate does the rest.
+// within patience, Adopt returns gate.ErrSilent. After this and other errors that may pass, the
+// container is Late, and AdoptLate does the rest. If it is not Late, it can only be released, and a new
+// Container may try it again.
 func (c *Container) Adopt(s State, patience time.Duration) (lives bool, err error) {
+	if lives, err = c.Restore(s); err != nil {
+		return lives, err
+	}
+	lives, err = c.takeOver(patience)
+	c.late.Store(lives && err != nil && MayPass(err))
+	c.refresh()
+	return lives, err
+}
+
+// Restore does the part of Adopt that waits for no helper. Without an error, the container is Late then.
+func (c *Container) Restore(s State) (lives bool, err error) {
 	c.state = s
 	c.group = cgroup.At(s.Cgroup)
 	c.keepers = cgroup.At(filepath.Join(s.Cgroup, keepersGroup))
@@ -28,6 +46,9 @@ func (c *Container) Adopt(s State, patience time.Duration) (lives bool, err erro
 	}
 	if s.PID != 0 {
 		first, err := reopenProcess(s.PID, s.Started)
+		if err != nil && !HasEnded(err) {
+			return true, err
+		}
 		if err != nil {
 			c.log.Debug("the first program is gone", "pid", s.PID)
 		}
@@ -37,14 +58,21 @@ func (c *Container) Adopt(s State, patience time.Duration) (lives bool, err erro
 		// The reason does not matter: a container without a program has nothing to lose.
 		return c.first.Load() != nil || c.group.Populated(), err
 	}
-	lives, err = c.takeOver(patience)
-	c.late.Store(lives && errors.Is(err, gate.ErrSilent))
+	c.late.Store(true)
 	c.refresh()
+	return true, nil
+}
+
+// takeOver becomes the supervisor of the container's gates. On an error it undoes what it has done.
+func (c *Container) takeOver(patience time.Duration) (lives bool, err error) {
+	lives, err = c.tryTakeOver(patience)
+	if err != nil {
+		err = errors.Join(err, c.undoTakeOver())
+	}
 	return lives, err
 }
 
-// takeOver becomes the supervisor of the container's gates.
-func (c *Container) takeOver(patience time.Duration) (_ bool, err error) {
+func (c *Container) tryTakeOver(patience time.Duration) (_ bool, err error) {
 	if c.adopted, err = c.adoptGates(patience); err != nil {
 		return true, err
 	}
@@ -67,6 +95,24 @@ func (c *Container) takeOver(patience time.Duration) (_ bool, err error) {
 	return true, err
 }
 
+// undoTakeOver lets go of the gates, and of what tryTakeOver has made for them.
+func (c *Container) undoTakeOver() error {
+	var errs []error
+	for _, g := range c.adopted {
+		errs = append(errs, g.Release())
+	}
+	if c.own != nil {
+		errs = append(errs, c.own.close()) // the relay's end may wait for it
+	}
+	c.setTracing(func(t *tracing) { t.possible = false })
+	errs = append(errs, c.endWorkers())
+	if c.ownNS != nil {
+		errs = append(errs, c.ownNS.Close())
+	}
+	c.adopted, c.own, c.engine, c.relay, c.translation, c.ownNS = nil, nil, nil, nil, nil, nil
+	return errors.Join(errs...)
+}
+
 // awaits tells whether a container without a gate still gets one: no program was ever attached, or
 // the process that was just attaching one asks again, as tsugiki run does. An OCI runtime does not
 // ask again: its program has lost its listener, and ends.
@@ -86,7 +132,7 @@ func (c *Container) Awaits() bool {
 	return c.state.PID == 0
 }
 
-// Late tells whether the container is not taken over yet because one of its gates does not answer.
+// Late tells whether the container is not taken over yet, and AdoptLate is to try it again.
 func (c *Container) Late() bool { return c.late.Load() }
 
 // Resume answers the calls of a container that was adopted.
@@ -222,11 +268,7 @@ func (c *Container) AdoptLate() (again, lives bool, err error) {
 	}
 	lives, err = c.takeOver(latePatience)
 	if err != nil || !lives {
-		for _, g := range c.adopted {
-			err = errors.Join(err, g.Release())
-		}
-		c.adopted = nil
-		return errors.Is(err, gate.ErrSilent), lives, err
+		return MayPass(err), lives, err
 	}
 	c.late.Store(false)
 	c.Resume()

@@ -71,7 +71,7 @@ func (c *Container) enter(pid int) error {
 		return os.ErrClosed
 	}
 	if c.late.Load() {
-		return errors.New("the container is not taken over yet, for its gate does not answer; somebody may have stopped it")
+		return errors.New("the container is not taken over yet; the agent's log says why")
 	}
 	if pid == 0 {
 		if c.ownNS == nil {

@@ -116,15 +116,7 @@ func (c *Container) places() []*place {
 // letGo closes the resources that only this process has, once nobody uses them any more.
 func (c *Container) letGo() error {
 	c.retiring.Wait()
-	if c.engine != nil {
-		c.engine.CloseRelays()
-		c.engine.CloseOwn()
-	}
-	var errs []error
-	if c.relay != nil {
-		errs = append(errs, c.relay.Close())
-	}
-	errs = append(errs, c.translation.close())
+	errs := []error{c.endWorkers()}
 	if c.enforced != nil {
 		c.counting.Lock()
 		c.uncounted = true
@@ -141,6 +133,20 @@ func (c *Container) letGo() error {
 		errs = append(errs, c.adoptDir.Close())
 	}
 	return errors.Join(errs...)
+}
+
+// endWorkers ends the container's workers in this process, but for keepers and supervisors.
+func (c *Container) endWorkers() error {
+	var errs []error
+	if c.engine != nil {
+		c.engine.CloseRelays()
+		c.engine.CloseOwn()
+		errs = append(errs, c.engine.LetGo())
+	}
+	if c.relay != nil {
+		errs = append(errs, c.relay.Close())
+	}
+	return errors.Join(append(errs, c.translation.close())...)
 }
 
 // reportDenied logs what the kernel refused, because the program itself may not report it.

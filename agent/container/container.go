@@ -157,7 +157,7 @@ type program struct {
 	network   atomic.Uint64           // cookie of its network namespace; 0 before it is known
 	begun     atomic.Bool             // a first program has entered since we have the container
 	attaching atomic.Int32            // programs
-	late      atomic.Bool             // a gate does not answer yet, so it is not taken over
+	late      atomic.Bool             // it is not taken over yet; a gate does not answer, or something else has failed
 }
 
 // answering is the pool that all containers of this process share to answer calls.

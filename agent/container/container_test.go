@@ -282,10 +282,17 @@ func TestProcess(t *testing.T) {
 	if !p.IsOf(os.Getpid()) || !p.IsOf(p.PID) || p.IsOf(1) || p.IsOf(0) || p.IsIn(dir) || p.IsIn(dir+"x") || p.isFiltered() {
 		t.Errorf("%v %v %v %v %v", p.IsOf(os.Getpid()), p.IsOf(p.PID), p.IsOf(1), p.IsIn(dir), p.isFiltered())
 	}
+	state := State{PID: p.PID, Started: p.started}
+	if !livesWithoutRoom(t, state) || !state.Lives() || (State{PID: p.PID, Started: "0"}).Lives() || (State{}).Lives() {
+		t.Error("of a process that lives, it is not known whether it does")
+	}
 	if err := p.Kill(); err != nil {
 		t.Error(err)
 	}
 	_ = cmd.Wait()
+	if state.Lives() {
+		t.Error("its state says that it lives")
+	}
 	if p.lives() || p.IsOf(p.PID) || p.IsOf(os.Getpid()) {
 		t.Error("it is dead")
 	}
@@ -295,4 +302,19 @@ func TestProcess(t *testing.T) {
 	if _, err := OpenProcess(p.PID); !errors.Is(err, unix.ESRCH) && !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("opened when it is dead: %v", err)
 	}
+}
+
+// livesWithoutRoom asks whether a program lives when this process can open no more files.
+func livesWithoutRoom(t *testing.T, s State) bool {
+	t.Helper()
+	var limit unix.Rlimit
+	err := unix.Getrlimit(unix.RLIMIT_NOFILE, &limit)
+	if err == nil {
+		err = unix.Setrlimit(unix.RLIMIT_NOFILE, &unix.Rlimit{Max: limit.Max})
+	}
+	lives := s.Lives()
+	if err = errors.Join(err, unix.Setrlimit(unix.RLIMIT_NOFILE, &limit)); err != nil {
+		t.Fatal(err)
+	}
+	return lives
 }

@@ -3,11 +3,14 @@ package container
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"os"
 	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/tsugiki/tsugiki/internal/sys/pidfd"
 	"github.com/tsugiki/tsugiki/internal/sys/proc"
@@ -45,13 +48,21 @@ func reopenProcess(pid int, started string) (*Process, error) {
 	return p, err
 }
 
-// Lives tells whether the first program of a container lives.
+// HasEnded tells whether an error of OpenProcess says that there is no such process. Others say that it is not known.
+func HasEnded(err error) bool {
+	return errors.Is(err, unix.ESRCH) || errors.Is(err, os.ErrProcessDone) || errors.Is(err, fs.ErrNotExist)
+}
+
+// Lives tells whether the first program of a container lives, or may live.
 func (s State) Lives() bool {
+	if s.PID == 0 {
+		return false
+	}
 	p, err := reopenProcess(s.PID, s.Started)
 	if err == nil {
-		err = p.Close()
+		_ = p.Close() // nothing was written to it
 	}
-	return err == nil
+	return err == nil || !HasEnded(err)
 }
 
 // startOf returns the start time of a process as the kernel writes it.

@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"time"
 
+	"github.com/tsugiki/tsugiki/agent/container"
 	"github.com/tsugiki/tsugiki/agent/rules"
 	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/gate"
@@ -21,8 +22,6 @@ const (
 	// daemon starts. Each of them has adoptLeast in any case.
 	adoptPatience = 2 * time.Second
 	adoptLeast    = 100 * time.Millisecond
-	// lateAgain is the pause before a gate that did not answer is tried again.
-	lateAgain = 500 * time.Millisecond
 )
 
 // adoptAll takes over the containers of an earlier daemon.
@@ -39,8 +38,8 @@ func (d *Daemon) adoptAll() error {
 		started := r.ID != "" && again[r.Name] == r.ID
 		if started {
 			r.PID, r.Started = 0, ""
-			if err := d.store.put(r); err != nil {
-				return err
+			if err := d.store.put(r); err != nil { // others wait; without it, the next daemon finds the former program gone
+				d.log.Error("a container that was started again cannot be written down so", "container", r.Name, "err", err)
 			}
 		}
 		if r.Boot != d.boot {
@@ -57,7 +56,7 @@ func (d *Daemon) adoptAll() error {
 			continue
 		}
 		if err := d.adopt(r, started); err != nil {
-			d.log.Error("container not taken over; it runs on without an agent", "container", r.Name, "err", err)
+			d.log.Error(notAdopted, "container", r.Name, "err", err)
 			d.noteOrphan(r, err)
 		}
 	}
@@ -66,7 +65,7 @@ func (d *Daemon) adoptAll() error {
 			return err
 		}
 	}
-	d.findPorts()
+	d.findPorts(d.all())
 	// This comes after all adoptions: while a helper of another container is being started, it has
 	// a copy of each of our files, and so of those that a program is about to close.
 	for _, m := range d.all() {
@@ -132,8 +131,14 @@ func (d *Daemon) adopt(r *record, again bool) error {
 		d.log.Warn("a gate does not answer, somebody may have stopped it; its container is taken over when it goes on", "container", r.Name)
 		d.silence += patience
 		return nil
+	case m.Late():
+		m.log.Error(notYetAdopted, "err", err)
+		return nil
 	case err != nil:
 		d.drop(m)
+		if container.MayPass(err) {
+			d.unrestored = append(d.unrestored, unrestored{r, given, again})
+		}
 		return errors.Join(err, m.release())
 	}
 	if m.Awaits() {
@@ -141,35 +146,4 @@ func (d *Daemon) adopt(r *record, again bool) error {
 	}
 	d.log.Info("container taken over", "container", r.Name, "gates", m.GateCount())
 	return nil
-}
-
-// adoptLate takes over a container with a gate that did not answer when the daemon started, once it
-// does.
-func (d *Daemon) adoptLate(m *managed) {
-	for {
-		again, lives, err := m.AdoptLate()
-		switch {
-		case !lives:
-			d.end(m)
-			return
-		case err != nil && !again:
-			d.log.Error("container not taken over; it runs on without an agent", "container", m.Name, "err", err)
-			return
-		case err == nil:
-			if m.Awaits() {
-				d.awaitProgram(m, adoptedPatience)
-			}
-			m.letPodsIn()
-			if m.Pod != nil {
-				d.admitPod(m.Pod.UID)
-			}
-			d.log.Info("container taken over", "container", m.Name, "gates", m.GateCount())
-			return
-		}
-		select {
-		case <-time.After(lateAgain):
-		case <-d.closing:
-			return
-		}
-	}
 }

@@ -71,6 +71,8 @@ type Daemon struct {
 	attached chan struct{}
 	// awaited has the adopted containers without a program, until awaitPrograms takes them.
 	awaited []*managed
+	// unrestored has the containers that could not be adopted, until restoreAll takes them.
+	unrestored []unrestored
 	// silence is the time that the start has waited for gates that do not answer.
 	silence time.Duration
 
@@ -152,6 +154,7 @@ func (d *Daemon) start() (err error) {
 		return err
 	}
 	d.awaitPrograms()
+	d.restoreAll()
 	d.attachGuests()
 	d.api, err = d.serveAPI()
 	return err

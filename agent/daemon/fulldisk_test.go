@@ -70,6 +70,27 @@ func TestStateOnAFullDisk(t *testing.T) {
 	}
 }
 
+// Nor does a container that was started again without a daemon keep the next one from starting where nothing can be
+// written.
+func TestStartedAgainOnAFullDisk(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	d, log := newDaemon(t)
+	again := api.AgainDir(d.runDir)
+	err := errors.Join(os.MkdirAll(again, 0o700), os.WriteFile(again+"/a", []byte(someRecord("a").ID), 0o600),
+		d.store.put(someRecord("a")), d.store.close())
+	if err == nil {
+		d.store.db, err = bbolt.Open(d.config.Load().StateDir+"/state.db", 0o600, &bbolt.Options{ReadOnly: true})
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := d.adoptAll(); err != nil || !strings.Contains(log.String(), `cannot be written down so" container=a`) {
+		t.Errorf("%v; log %s", err, log)
+	}
+}
+
 // A note that cannot be read is left out, and told: the daemon starts, and has the others.
 func TestNoteThatCannotBeRead(t *testing.T) {
 	d, log := newDaemon(t)

@@ -261,7 +261,7 @@ func (l *listeners) attach(conn *net.UnixConn, sender int) (*slog.Logger, error)
 	}
 	if program != nil {
 		defer program.Close()
-	} else if err != nil && !errors.Is(err, unix.ESRCH) && !errors.Is(err, os.ErrProcessDone) && !errors.Is(err, os.ErrNotExist) {
+	} else if err != nil && !container.HasEnded(err) {
 		return log, err
 	}
 	m := l.d.findToken(state.Metadata)

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/tsugiki/tsugiki/agent/container"
+	"github.com/tsugiki/tsugiki/agent/rules"
 	"github.com/tsugiki/tsugiki/api"
 	"github.com/tsugiki/tsugiki/internal/cgroup"
 	"github.com/tsugiki/tsugiki/internal/sys/proc"
@@ -80,6 +81,50 @@ func TestOrphanFollowsNoGrant(t *testing.T) {
 		// Nobody could take its rules by trying again. A later pod of the name waits for the answer.
 		if code, body := ask(t, d, "DELETE", "/v1/pods/u1", nil); code != 204 {
 			t.Errorf("runs %v: delete: %d %s", runs, code, body)
+		}
+	}
+}
+
+// A container that is restored late follows its pod's grant, if that was changed meanwhile. Else it has its rules, as one
+// that is taken over at the start.
+func TestRestoredFollowsGrant(t *testing.T) {
+	if os.Geteuid() != 0 {
+		t.Skip("needs root")
+	}
+	d, _ := newDaemon(t)
+	beginGrants(t, d)
+	for _, changes := range []bool{false, true} {
+		grantedNow(t, d, map[string]api.Rules{"c": {
+			Endpoints: []string{"a type ipv4 addr 127.0.0.1 port 20080"}, Ingress: []string{"0.0.0.0:80=a"},
+		}})
+		m, err := d.register(t.Context(), ofPod("c", "1"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		d.drop(m)
+		r, err := d.store.get(m.Name)
+		if err = errors.Join(err, m.release()); err != nil {
+			t.Fatal(err)
+		}
+		d.noteOrphan(r, errors.New("no room"))
+		want := 1
+		if changes {
+			grantedNow(t, d, nil)
+			want = 0
+		}
+		given, err := rules.Parse(r.rules())
+		if err == nil {
+			m, err = d.restore(unrestored{record: r, given: given})
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+		if has := m.Rules(); len(has.Ingress) != want || d.find(m.Name) != m || !m.Late() || len(d.orphans) != 0 {
+			t.Errorf("grant changes: %v; in force %q, late %v, orphans %v", changes, has.Ingress, m.Late(), d.orphans)
+		}
+		d.end(m)
+		if m, err := d.restore(unrestored{record: r, given: given}); m != nil || err != nil {
+			t.Errorf("restored after its end: %v, %v", m, err)
 		}
 	}
 }

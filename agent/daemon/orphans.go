@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"fmt"
+	"slices"
 
 	"github.com/tsugiki/tsugiki/agent/httpapi"
 	"github.com/tsugiki/tsugiki/api"
@@ -11,7 +12,8 @@ import (
 // and follows no grant.
 type orphan struct {
 	*record
-	why string
+	why     string
+	changed bool // the pod's grant was changed since
 }
 
 // noteOrphan notes a container that was not taken over.
@@ -21,7 +23,31 @@ func (d *Daemon) noteOrphan(r *record, why error) {
 	}
 	d.mu.Lock()
 	defer d.mu.Unlock()
-	d.orphans = append(d.orphans, orphan{r, httpapi.OneLine(why)})
+	d.orphans = append(d.orphans, orphan{record: r, why: httpapi.OneLine(why)})
+}
+
+// noteChange notes for the orphans of a pod that its grant was changed.
+func (d *Daemon) noteChange(uid string) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	for i := range d.orphans {
+		o := &d.orphans[i]
+		o.changed = o.changed || o.Pod.UID == uid
+	}
+}
+
+// forgetOrphanOf forgets that a container was not taken over, and tells whether the grant of its pod was changed since.
+func (d *Daemon) forgetOrphanOf(m *managed) (changed bool) {
+	d.mu.Lock()
+	defer d.mu.Unlock()
+	d.orphans = slices.DeleteFunc(d.orphans, func(o orphan) bool {
+		if o.Token != m.Token {
+			return false
+		}
+		changed = o.changed
+		return true
+	})
+	return changed
 }
 
 // orphansOf returns the containers of a pod that follow no grant, as failures of it.

@@ -163,6 +163,7 @@ func (d *Daemon) follow(uid string) (api.Granted, error) {
 		failed.Container = container
 		all.Failed = append(all.Failed, failed)
 	}
+	d.noteChange(uid)
 	containers := d.containersOf(uid)
 	for _, m := range containers {
 		if err := d.podNotes.noteFormer(m.Pod, m.ID); err != nil {
@@ -237,12 +238,13 @@ func (d *Daemon) handlePutGrant(w http.ResponseWriter, r *http.Request) {
 		return
 	}
 	uid := r.PathValue("uid")
+	orphans := d.orphansOf(uid) // before: one that is taken over meanwhile is among the containers then
 	answer, err := d.follow(uid)
 	if err != nil {
 		httpapi.Refuse(w, fmt.Errorf("take away what is not granted to the pod: %s", httpapi.OneLine(err))) // the grant is none that is wrong
 		return
 	}
-	answer.Failed = append(d.orphansOf(uid), answer.Failed...)
+	answer.Failed = append(orphans, answer.Failed...)
 	httpapi.Answer(w, http.StatusOK, answer)
 }
 

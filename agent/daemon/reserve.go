@@ -8,10 +8,10 @@ import (
 
 // findPorts finds the ports of adopted containers. The kernel says of each socket in which cgroup
 // it was made.
-func (d *Daemon) findPorts() {
+func (d *Daemon) findPorts(adopted []*managed) {
 	owners := map[uint64]*ports.Holder{}
 	namespaces := map[uint64]*netns.NS{}
-	for _, m := range d.all() {
+	for _, m := range adopted {
 		owners[m.SocketsID()] = m.Ports()
 		for _, ns := range m.HostNamespaces() {
 			namespaces[ns.Cookie()] = ns

@@ -113,8 +113,10 @@ func TestDaemonMissesNetns(t *testing.T) {
 	d.start()
 	await("one")
 	d.log.await(t, "not taken over")
-	d.kill()
 	mount()
+	d.log.await(t, `"container taken over" container=far`)
+	await("far")
+	d.kill()
 	d.log = &syncBuffer{} // but for the fault that it has to have logged
 	d.start()
 	await("far")

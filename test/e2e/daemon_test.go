@@ -1,6 +1,7 @@
 package e2e
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"flag"
@@ -29,6 +30,7 @@ type daemon struct {
 	t    *testing.T
 	ns   *testkit.Namespace
 	run  string
+	bin  string // "": tsugiki
 	args []string
 	rig  *engines.Rig // in whose mount namespace it runs; or nil
 	log  *syncBuffer
@@ -78,7 +80,7 @@ func configure(t *testing.T, dir string, lines ...string) string {
 func (d *daemon) start() {
 	d.t.Helper()
 	// Not with a test's limit: it ends after what the test has started.
-	words := append([]string{tsugiki}, d.args...)
+	words := append([]string{cmp.Or(d.bin, tsugiki)}, d.args...)
 	if d.rig != nil {
 		words = append([]string{"nsenter", "--mount=" + d.rig.Mounts(), "--"}, words...)
 	}
