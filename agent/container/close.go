@@ -168,7 +168,7 @@ func (c *Container) Release() error {
 		errs = append(errs, g.Release())
 	}
 	for _, s := range c.gates.take() {
-		errs = append(errs, s.supervisor.Release(), s.listener.Close())
+		errs = append(errs, s.supervisor.Release(), s.forget())
 	}
 	errs = append(errs, c.closeKeepers())
 	c.setTracing(func(t *tracing) { t.possible = false })

@@ -3,6 +3,7 @@ package notify
 import (
 	"errors"
 	"fmt"
+	"io/fs"
 	"sync"
 
 	"golang.org/x/sys/unix"
@@ -87,11 +88,20 @@ func openProcess(tid int) (pidfd.FD, error) {
 	return pidfd.OpenFD(ids[0])
 }
 
+// statusOf reads /proc/TID/status. The error is ESRCH if the thread is gone.
+func statusOf(tid int) (proc.Fields, error) {
+	status, err := proc.Status(tid)
+	if errors.Is(err, fs.ErrNotExist) {
+		err = unix.ESRCH
+	}
+	return status, err
+}
+
 // numbers reads those of a field of /proc/TID/status.
 func numbers(tid int, key string) ([]int, error) {
-	status, err := proc.Status(tid)
+	status, err := statusOf(tid)
 	if err != nil {
-		return nil, unix.ESRCH
+		return nil, err
 	}
 	if _, found := status.Get(key); !found {
 		return nil, unix.ESRCH
@@ -161,9 +171,9 @@ func (p *program) User() (uid, gid int, err error) {
 }
 
 func (p *program) Capable(capability int) (bool, error) {
-	status, err := proc.Status(p.request.Thread)
+	status, err := statusOf(p.request.Thread)
 	if err != nil {
-		return false, unix.ESRCH
+		return false, err
 	}
 	has, err := status.Set("CapEff")
 	if err != nil {

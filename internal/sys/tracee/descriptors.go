@@ -46,8 +46,11 @@ func Descriptors(tid, file int) ([]Descriptor, error) {
 	}
 	dir := fmt.Sprintf("/proc/%d/fd", tid)
 	entries, err := os.ReadDir(dir)
-	if err != nil {
+	if errors.Is(err, fs.ErrNotExist) {
 		return nil, unix.ESRCH
+	}
+	if err != nil {
+		return nil, err
 	}
 	var found, epolls []int
 	for _, entry := range entries {
