@@ -2,6 +2,7 @@ package grant
 
 import (
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -17,6 +18,7 @@ func TestAwaits(t *testing.T) {
 		"another one may not":           {rules + `never, to: [10.1.0.0/16]}]}`, func(name string) bool { return name == "late" }, "GraftPolicy p, egress 1: there is no GraftEndpoint never"},
 		"another is of others":          {rules + `none, to: [10.1.0.0/16]}]}`, func(string) bool { return true }, "GraftPolicy p, egress 1: GraftEndpoint none is not for this pod: its allowedPods select neither namespace shop nor the pod's labels there"},
 		"another rule would lead there": {rules + `out, to: [10.0.0.0/8]}]}`, func(string) bool { return true }, "GraftPolicy p, egress 0: there is no GraftEndpoint late"},
+		"too many":                      {`{podSelector: {}, egress: [{endpoint: late, to: [` + strings.Repeat("10.0.0.0/8, ", awaitedMax) + `11.0.0.0/8]}]}`, func(string) bool { return true }, "GraftPolicy p, egress 0: there is no GraftEndpoint late"},
 		"nobody says":                   {rules + `out, to: [10.1.0.0/16]}]}`, nil, "GraftPolicy p, ingress 0: there is no GraftEndpoint late"},
 	} {
 		q := question(t, web, tt.policy)

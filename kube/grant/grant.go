@@ -17,7 +17,6 @@ import (
 	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -184,6 +183,7 @@ type decider struct {
 	peers    func() *Peers
 	// selecting are the policies that select the pod.
 	selecting []*v1alpha1.GraftPolicy
+	awaited   awaited
 	// translated says that the pod's IPv4 is translated.
 	translated bool
 }
@@ -253,33 +253,6 @@ func (d *decider) rules(p *v1alpha1.GraftPolicy) error {
 		}
 	}
 	return nil
-}
-
-// errNoEndpoint says that a rule names an endpoint that there is not. Nothing of the rule has been added.
-var errNoEndpoint = errors.New("there is no GraftEndpoint")
-
-// awaits tells whether a rule, with its destinations, is left out, as its endpoint may come.
-func (d *decider) awaits(endpoint string, to []string, err error) bool {
-	if !errors.Is(err, errNoEndpoint) || d.MayCome == nil || !d.MayCome(endpoint) || slices.ContainsFunc(to, func(text string) bool { return d.leads(text, endpoint) }) {
-		return false
-	}
-	if !slices.Contains(d.Awaits, endpoint) {
-		d.Awaits = append(d.Awaits, endpoint)
-	}
-	return true
-}
-
-// leads tells whether a rule of another endpoint has a destination that contains one, which may be none.
-func (d *decider) leads(to, except string) bool {
-	narrow, err := parsePrefix(to)
-	return err != nil || slices.ContainsFunc(d.selecting, func(p *v1alpha1.GraftPolicy) bool {
-		return slices.ContainsFunc(p.Spec.Egress, func(r v1alpha1.EgressRule) bool {
-			return r.Endpoint != except && slices.ContainsFunc(r.To, func(text string) bool {
-				wide, err := parsePrefix(text)
-				return err == nil && contains(wide, narrow)
-			})
-		})
-	})
 }
 
 // charge says how the pod is charged.
