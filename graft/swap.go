@@ -56,8 +56,12 @@ func (e call) swap(p Program, number int, s *socket, to Place, name rebind) (int
 	return file, nil
 }
 
+// ErrClosed says that the program has closed the descriptor of a call during the call, by another thread. The kernel
+// says what the call then meets.
+var ErrClosed = errors.New("it was closed during the call")
+
 // replaceAll installs the new socket under every number that the program's process has for the old
-// one. If number, that of the call, is not among them, replaceAll replaces none and fails.
+// one. If number, that of the call, is not among them, replaceAll replaces none and returns ErrClosed.
 func (e *Engine) replaceAll(p Program, k SocketMaker, number int, s *socket, file int) error {
 	descriptors, err := p.Descriptors(s.file)
 	if err != nil {
@@ -65,7 +69,7 @@ func (e *Engine) replaceAll(p Program, k SocketMaker, number int, s *socket, fil
 	}
 	defer CloseWatches(descriptors)
 	if !slices.ContainsFunc(descriptors, func(d Descriptor) bool { return d.Number == number }) {
-		return fmt.Errorf("descriptor %d was closed during the call", number)
+		return fmt.Errorf("descriptor %d: %w", number, ErrClosed)
 	}
 	for _, d := range descriptors {
 		if err := e.replace(p, k, s, file, d); err != nil {

@@ -215,6 +215,8 @@ func (s *Supervisor) handle(r gate.Request, came time.Time, waited *waitingCall)
 	switch {
 	case errors.Is(err, seccomp.ErrStale), errors.Is(err, unix.ESRCH):
 		s.log.Debug("caller is gone", "pid", r.Thread, "syscall", r.Call)
+	case errors.Is(err, graft.ErrClosed):
+		s.log.Debug("call not grafted", "pid", r.Thread, "syscall", r.Call, "err", err)
 	case err != nil && s.closing.Load():
 		s.log.Debug("call not grafted at the end", "pid", r.Thread, "syscall", r.Call, "err", err)
 	case err != nil:
