@@ -147,37 +147,28 @@ func TestNodeServesBothFamilies(t *testing.T) {
 	})
 }
 
-// The next agent serves them too.
+// The next agent serves them too, also a server that was bound under the one before, and listens under the next.
 func TestServerOfBothFamiliesOutlivesAgent(t *testing.T) {
 	t.Parallel()
 	w := newWorld(t)
 	for _, v := range []variant{variants[0], variants[2]} {
-		t.Run(v.name, func(t *testing.T) {
-			n := startBesieged(t, w)
-			o := n.obey(t, append(v.flags(w), familyRules(hostAddr4, hostAddr6)...)...)
-			o.want("listens", "listen l [::]:%d", familiesPort)
-			n.kill()
-			n.start()
-			reached(t, w.srv, familyURLs(hostAddr4, hostAddr6), remoteAddr4, remoteAddr6)
-			o.release()
-		})
-	}
-}
-
-// So does one that listens when there is another agent than the one that bound it.
-func TestBoundServerOfBothFamiliesOutlivesAgent(t *testing.T) {
-	t.Parallel()
-	w := newWorld(t)
-	for _, v := range []variant{variants[0], variants[2]} {
-		t.Run(v.name, func(t *testing.T) {
-			n := startBesieged(t, w)
-			o := n.obey(t, append(v.flags(w), familyRules(hostAddr4, hostAddr6)...)...)
-			o.want("bound", "bind l %d", familiesPort)
-			n.kill()
-			n.start()
-			o.want("listens", "listen l")
-			reached(t, w.srv, familyURLs(hostAddr4, hostAddr6), remoteAddr4, remoteAddr6)
-			o.release()
-		})
+		for _, listens := range []bool{true, false} {
+			t.Run(fmt.Sprintf("%s, listens %v", v.name, listens), func(t *testing.T) {
+				n := startBesieged(t, w)
+				o := n.obey(t, append(v.flags(w), familyRules(hostAddr4, hostAddr6)...)...)
+				if listens {
+					o.want("listens", "listen l [::]:%d", familiesPort)
+				} else {
+					o.want("bound", "bind l %d", familiesPort)
+				}
+				n.kill()
+				n.start()
+				if !listens {
+					o.want("listens", "listen l")
+				}
+				reached(t, w.srv, familyURLs(hostAddr4, hostAddr6), remoteAddr4, remoteAddr6)
+				o.release()
+			})
+		}
 	}
 }
