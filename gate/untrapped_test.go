@@ -27,7 +27,7 @@ var bindAddresses = []string{
 // freeAtPort0 are those of which nobody is asked about port 0, if that is said; the IPv4 ones are first.
 var freeAtPort0 = []string{"0.0.0.0", "127.0.0.1", "127.9.8.7", "::", "::1", "::ffff:127.0.0.1", "::ffff:0.0.0.0"}
 
-// virtualPool has the virtual addresses of containers whose IPv4 is translated.
+// A container whose IPv4 is translated has its virtual addresses in virtualPool.
 var virtualPool = netip.MustParsePrefix("198.18.0.0/15")
 
 // bindsAsked are the binds that the supervisor is asked about, if it is not asked about port 0 of some addresses.
@@ -84,7 +84,7 @@ func TestUntrapped(t *testing.T) {
 	}
 }
 
-// translates has the traps of a container whose IPv4 is translated.
+// translates are the options of the filter of a container whose IPv4 is translated.
 var translates = filter.Options{Mode: filter.Seccomp, Untrapped: true, Translated: true}
 
 // A gate that cannot have the program's sockets does not take them for IPv4 ones: it asks the supervisor.

@@ -72,7 +72,7 @@ func (e *Engine) Accept(p Program, number int) (c *Connection, waits bool, answe
 
 // acceptFailed says how a call ends whose accept(2) has failed. What this process lacks is no limit of the program.
 func acceptFailed(err error) (Answer, error) {
-	if lacks(err) {
+	if Lacks(err) {
 		return fail(unix.ECONNABORTED), fmt.Errorf("accept a program's connection: %w", err)
 	}
 	answer, err := answerFor(refusal(err))
@@ -82,8 +82,8 @@ func acceptFailed(err error) (Answer, error) {
 	return answer, err
 }
 
-// lacks tells whether a call of ours has failed because there was no descriptor or no memory for it.
-func lacks(err error) bool {
+// Lacks tells whether a call of ours has failed because there was no descriptor or no memory for it.
+func Lacks(err error) bool {
 	for _, errno := range []unix.Errno{unix.EMFILE, unix.ENFILE, unix.ENOBUFS, unix.ENOMEM} {
 		if errors.Is(err, errno) {
 			return true

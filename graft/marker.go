@@ -139,7 +139,7 @@ func (l *ownListener) accept() bool {
 	case cerr != nil:
 		again = false // the listener is closed
 	case errors.Is(err, unix.EAGAIN), errors.Is(err, unix.EINTR), errors.Is(err, unix.ECONNABORTED):
-	case lacks(err):
+	case Lacks(err):
 		l.leave()
 		l.pause(err)
 		return true

@@ -98,21 +98,18 @@ func (e call) connectTranslated(p Program, number int, to netip.AddrPort) (Answe
 // connectBegun answers connect(2) on a socket that connects or is connected. The kernel reads no address then. If the
 // call was begun before, and its answer was lost, it gets that answer.
 func (s *socket) connectBegun(p Program) (Answer, error) {
-	if !p.Again() {
-		return Answer{}, nil
-	}
-	if s.state != unix.BPF_TCP_SYN_SENT {
-		if s.translated() && s.state != tcpListen {
-			return Answer{Action: Succeed}, nil // the kernel would say EISCONN
+	switch {
+	case !p.Again(), s.state == tcpListen:
+	case s.state == unix.BPF_TCP_SYN_SENT:
+		flags, err := unix.FcntlInt(uintptr(s.file), unix.F_GETFL, 0)
+		if err != nil {
+			return Answer{}, fmt.Errorf("read file flags: %w", err)
 		}
-		return Answer{}, nil
-	}
-	flags, err := unix.FcntlInt(uintptr(s.file), unix.F_GETFL, 0)
-	if err != nil {
-		return Answer{}, fmt.Errorf("read file flags: %w", err)
-	}
-	if flags&unix.O_NONBLOCK != 0 {
-		return fail(unix.EINPROGRESS), nil // the kernel would say EALREADY
+		if flags&unix.O_NONBLOCK != 0 {
+			return fail(unix.EINPROGRESS), nil // the kernel would say EALREADY
+		}
+	case s.translated():
+		return Answer{Action: Succeed}, nil // the kernel would say EISCONN
 	}
 	return Answer{}, nil
 }

@@ -2,6 +2,7 @@ package daemon
 
 import (
 	"errors"
+	"log/slog"
 	"os"
 	"time"
 
@@ -29,6 +30,21 @@ const (
 	notYetAdopted = "container not taken over yet; it is tried again"
 )
 
+// tries are those of one container.
+type tries struct {
+	pause time.Duration // before the next one
+	said  string        // the error that was logged last
+}
+
+// failed logs an error, unless it is the one before once more, and makes the pause longer.
+func (t *tries) failed(log *slog.Logger, err error) {
+	if text := err.Error(); text != t.said {
+		log.Error(notYetAdopted, "err", err)
+		t.said = text
+	}
+	t.pause = min(2*t.pause, lateAgainMax)
+}
+
 // unrestored is a container that could not be restored, with its rules. again is managed.again.
 type unrestored struct {
 	*record
@@ -45,8 +61,8 @@ func (d *Daemon) restoreAll() {
 }
 
 func (d *Daemon) restoreLate(u unrestored) {
-	said := ""
-	for pause := lateAgain; d.pauses(pause); pause = min(2*pause, lateAgainMax) {
+	log := d.log.With("container", u.Name)
+	for t := (tries{pause: lateAgain}); d.pauses(t.pause); {
 		m, err := d.restore(u)
 		switch {
 		case m != nil:
@@ -55,13 +71,10 @@ func (d *Daemon) restoreLate(u unrestored) {
 		case err == nil:
 			return
 		case !container.MayPass(err):
-			d.log.Error(notAdopted, "container", u.Name, "err", err)
+			log.Error(notAdopted, "err", err)
 			return
 		}
-		if text := err.Error(); text != said {
-			d.log.Error(notYetAdopted, "container", u.Name, "err", err)
-			said = text
-		}
+		t.failed(log, err)
 	}
 }
 
@@ -106,7 +119,7 @@ func (d *Daemon) restoreRecord(u unrestored) (*managed, error) {
 
 // adoptLate takes over a container that is late, once that succeeds.
 func (d *Daemon) adoptLate(m *managed) {
-	pause, said := lateAgain, ""
+	t := tries{pause: lateAgain}
 	for {
 		again, lives, err := m.AdoptLate()
 		switch {
@@ -129,15 +142,11 @@ func (d *Daemon) adoptLate(m *managed) {
 			m.log.Error(notAdopted, "err", err)
 			return
 		case errors.Is(err, gate.ErrSilent):
-			pause = lateAgain
+			t.pause = lateAgain
 		default:
-			if text := err.Error(); text != said {
-				m.log.Error(notYetAdopted, "err", err)
-				said = text
-			}
-			pause = min(2*pause, lateAgainMax)
+			t.failed(m.log, err)
 		}
-		if !d.pauses(pause) {
+		if !d.pauses(t.pause) {
 			return
 		}
 	}

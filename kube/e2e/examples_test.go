@@ -59,8 +59,8 @@ func (c *cluster) testDocumented() {
 	}
 }
 
-// printed finds the one command of a page that begins with a text. It runs the command until that says what it
-// should, as pods and events take a moment. It returns what the command says.
+// printed finds the one command of a page that begins with a text. It runs the command again and again until the
+// output is as wanted, because pods and events take a moment. It returns the output.
 func (c *cluster) printed(place examples, page, begins, says, host string) (found []string) {
 	c.t.Helper()
 	at := strings.Index(page, "\n"+begins)

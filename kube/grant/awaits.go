@@ -56,7 +56,7 @@ func (d *decider) awaits(endpoint string, to []string, err error) bool {
 	return true
 }
 
-// leadingOf returns the destinations of policies. What is no prefix leads nowhere.
+// leadingOf returns the destinations of policies. It leaves out those that are no prefixes.
 func leadingOf(policies []*v1alpha1.GraftPolicy) []leading {
 	list := []leading{}
 	for _, p := range policies {

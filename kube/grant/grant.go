@@ -8,9 +8,10 @@
 //
 // Every rule of a policy that selects the pod becomes a rule of each container that it is for, if the
 // endpoint is for the pod and covers the rule. If one rule does not, the pod is refused as a whole:
-// half of its rules could be worse than none. (A rule whose endpoint may be on its way is left out, unless
-// another one's destinations contain its own: these would lead elsewhere meanwhile.) Each rule of the agent gets an endpoint of its own,
-// named by a digest of what the rule is, so that the agent can take away one rule of a pod that runs.
+// a pod with some of its rules could do harm that one without rules cannot. A rule whose endpoint may be
+// on its way does not refuse the pod, and is left out (awaits.go). Each rule of the agent gets an endpoint
+// of its own, named by a digest of what the rule is, so that the agent can take away one rule of a pod
+// that runs.
 package grant
 
 import (

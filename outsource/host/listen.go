@@ -86,7 +86,7 @@ func (h *handle) acceptAll(uintptr) (over bool) {
 			return false
 		case errors.Is(err, unix.EINTR), errors.Is(err, unix.ECONNABORTED):
 			continue
-		case errors.Is(err, unix.EMFILE), errors.Is(err, unix.ENFILE), errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.ENOMEM):
+		case graft.Lacks(err):
 			time.Sleep(againMax)
 			continue
 		case err != nil:

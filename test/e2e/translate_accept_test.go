@@ -185,8 +185,8 @@ c, peer = s.accept()
 print("accepted from", peer[0].rsplit(".", 2)[0], c.getpeername() == peer, flush=True)
 `
 
-// A connection whose peer only the supervisor can name is the program's once the call returns, and not before:
-// else a call that is interrupted meanwhile would leave the program a descriptor that it does not know of.
+// If only the supervisor can name the peer of a connection, the program gets the connection with the answer of the
+// call. If it got the connection earlier, a signal could leave it a descriptor that it does not know of.
 func TestTranslatedAcceptOfNewPeer(t *testing.T) {
 	t.Parallel()
 	w := newIPv6World(t)
